@@ -1,0 +1,1 @@
+"""Wingbeat: EAGLE-3 speculative decoding that never costs throughput."""
