@@ -1,0 +1,179 @@
+"""Policies: pure functions from (load, acceptance, cost) to the rule of the next step.
+
+    off                       never
+    always[:PLAN]             PLAN whatever the load
+    threshold:N[:PLAN]        PLAN while at most N sequences run, else off
+    table:1-4=chain(3),5-=off by number of running sequences
+    auto                      the rule with the most expected committed tokens per second
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from wingbeat.errors import ConfigError
+from wingbeat.spec.cost import CostTable
+from wingbeat.spec.plan import OFF, Rule, chain, parse_rule
+from wingbeat.spec.stats import AcceptStats
+
+AUTO_RULES: tuple[Rule, ...] = (OFF, *(chain(k) for k in range(1, 9)))
+"""What auto chooses from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSnapshot:
+    """Host-known facts when a step is decided."""
+
+    num_running: int
+    """Sequences that hold a lane, prefilling ones included."""
+    num_decode: int
+    num_waiting: int
+    prefill_rows: int
+    total_context: int
+    """Tokens in pages of the decoding sequences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A rule and what was believed of it; rates are None where the policy does not ask."""
+
+    rule: Rule
+    predicted_tokens_per_s: float | None = None
+    predicted_off_tokens_per_s: float | None = None
+    reason: str = ""
+
+
+class Policy(Protocol):
+    @property
+    def spec(self) -> str:
+        """The text that parses back to this policy."""
+        ...
+
+    def choose(self, load: LoadSnapshot, stats: AcceptStats, costs: CostTable | None) -> Decision: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Always:
+    rule: Rule
+
+    @property
+    def spec(self) -> str:
+        return "off" if self.rule == OFF else f"always:{self.rule}"
+
+    def choose(self, load: LoadSnapshot, stats: AcceptStats, costs: CostTable | None) -> Decision:
+        return Decision(rule=self.rule, reason="fixed")
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    max_running: int
+    rule: Rule
+
+    @property
+    def spec(self) -> str:
+        return f"threshold:{self.max_running}:{self.rule}"
+
+    def choose(self, load: LoadSnapshot, stats: AcceptStats, costs: CostTable | None) -> Decision:
+        if load.num_running > self.max_running:
+            return Decision(rule=OFF, reason=f"{load.num_running} sequences run, more than {self.max_running}")
+        return Decision(rule=self.rule, reason=f"{load.num_running} sequences run, at most {self.max_running}")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Inclusive ranges of running sequences; outside all of them: off."""
+
+    ranges: tuple[tuple[int, int | None, Rule], ...]
+
+    @property
+    def spec(self) -> str:
+        return "table:" + ",".join(f"{low}-{'' if high is None else high}={rule}" for low, high, rule in self.ranges)
+
+    def choose(self, load: LoadSnapshot, stats: AcceptStats, costs: CostTable | None) -> Decision:
+        for low, high, rule in self.ranges:
+            if low <= load.num_running and (high is None or load.num_running <= high):
+                return Decision(rule=rule, reason=f"{load.num_running} sequences run, in {low}-{high or ''}")
+        return Decision(rule=OFF, reason=f"{load.num_running} sequences run, in no range")
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """Most expected committed tokens per second. No hysteresis: switching is free."""
+
+    rules: tuple[Rule, ...] = AUTO_RULES
+
+    @property
+    def spec(self) -> str:
+        return "auto"
+
+    def choose(self, load: LoadSnapshot, stats: AcceptStats, costs: CostTable | None) -> Decision:
+        if costs is None or load.num_decode == 0:
+            return Decision(rule=OFF, reason="nothing decodes" if costs else "no cost table (no drafter)")
+        rates = {rule: self._rate(rule, load, stats, costs) for rule in self.rules}
+        best = max(self.rules, key=lambda rule: rates[rule])
+        return Decision(
+            rule=best,
+            predicted_tokens_per_s=rates[best],
+            predicted_off_tokens_per_s=rates[OFF],
+            reason=_explain(best, rates, load, costs, stats),
+        )
+
+    @staticmethod
+    def _rate(rule: Rule, load: LoadSnapshot, stats: AcceptStats, costs: CostTable) -> float:
+        seconds = costs.predict(
+            load.num_decode, rule, prefill_rows=load.prefill_rows, total_context=load.total_context
+        )
+        return load.num_decode * stats.expected_tokens(rule) / seconds
+
+
+def _explain(
+    best: Rule, rates: dict[Rule, float], load: LoadSnapshot, costs: CostTable, stats: AcceptStats
+) -> str:
+    """Why, in words, with the numbers believed."""
+    off_seconds = costs.predict(load.num_decode, OFF, total_context=load.total_context)
+    if best == OFF:
+        other = max((rule for rule in rates if rule != OFF), key=lambda rule: rates[rule])
+        seconds = costs.predict(load.num_decode, other, total_context=load.total_context)
+        return (
+            f"off: at {load.num_decode} sequences {other} would take {seconds / off_seconds:.2f}x the step for "
+            f"{stats.expected_tokens(other):.2f}x the tokens"
+        )
+    seconds = costs.predict(load.num_decode, best, total_context=load.total_context)
+    return (
+        f"{best}: at {load.num_decode} sequences it takes {seconds / off_seconds:.2f}x the step for "
+        f"{stats.expected_tokens(best):.2f}x the tokens"
+    )
+
+
+POLICIES = "off, always[:PLAN], threshold:N[:PLAN], table:LO-HI=PLAN,..., auto"
+
+
+def parse_policy(text: str, default: Rule) -> Policy:
+    """A policy from its spec; `default` is the plan where the spec names none. Raises ConfigError."""
+    name, _, rest = text.strip().partition(":")
+    if name == "off" and not rest:
+        return Always(OFF)
+    if name == "auto" and not rest:
+        return Auto()
+    if name == "always":
+        return Always(parse_rule(rest) if rest else default)
+    if name == "threshold" and (found := re.fullmatch(r"(\d+)(?::(.+))?", rest)):
+        return Threshold(int(found[1]), parse_rule(found[2]) if found[2] else default)
+    if name == "table" and rest:
+        return Table(tuple(_parse_range(text, part) for part in _split_ranges(rest)))
+    raise ConfigError("policy", text, f"expected one of {POLICIES}")
+
+
+def _split_ranges(text: str) -> Sequence[str]:
+    """Splits at commas outside parentheses."""
+    return re.split(r",(?![^(]*\))", text)
+
+
+def _parse_range(text: str, part: str) -> tuple[int, int | None, Rule]:
+    found = re.fullmatch(r"\s*(\d+)-(\d*)=(.+)", part)
+    if found is None or (found[2] and int(found[2]) < int(found[1])):
+        raise ConfigError("policy", text, f"table range {part!r}: expected LO-HI=PLAN or LO-=PLAN, e.g. 1-4=chain(3)")
+    return int(found[1]), int(found[2]) if found[2] else None, parse_rule(found[3])
