@@ -1,1 +1,3 @@
 """Wingbeat: EAGLE-3 speculative decoding that never costs throughput."""
+
+__version__ = "0.1.0"

@@ -59,6 +59,7 @@ class EngineCore:
         self.timeline = Timeline()
         self._eos_ids = eos_ids
         self._decision = Decision(rule=OFF, reason="nothing has run yet")
+        self._rule = OFF
         self._started = self._last_read = perf_counter()
         self._off_seconds_since_probe = 0.0
         self._busy = False
@@ -78,6 +79,7 @@ class EngineCore:
         if not schedule.decode and not schedule.chunks:
             return None
         rule, probe = self._choose(schedule)
+        rule = self._fit_rows(rule, schedule)
         granted = self.scheduler.grant(schedule.decode, rule.depth)
         self._write_page_tables(schedule)
         caps = [self._depth_cap(sequence, granted) for sequence in schedule.decode]
@@ -119,14 +121,20 @@ class EngineCore:
             prefill_rows=sum(chunk.num_rows for chunk in schedule.chunks),
             total_context=sum(s.context_len for s in schedule.decode),
         )
+        self._rule = OFF
         if not self.stepper.has_drafter:
             self._decision = Decision(rule=OFF, reason="no drafter is loaded")
             return OFF, False
         if load.num_decode:
             self._decision = self.policy.choose(load, self.stats, self.costs)
-        rule = self._decision.rule if load.num_decode else OFF
+        rule = self._rule = self._decision.rule if load.num_decode else OFF
         self.timeline.note(perf_counter() - self._started, rule, load.num_running, self._decision)
         return rule, rule == OFF and load.num_decode > 0 and self._probe_is_due(load)
+
+    def _fit_rows(self, rule: Rule, schedule: Schedule) -> Rule:
+        """Prefill rows count: drafts get only the scratch rows they leave."""
+        left = self.stepper.max_rows - sum(chunk.num_rows for chunk in schedule.chunks)
+        return rule.fit(left // max(len(schedule.decode), 1))
 
     def _probe_is_due(self, load: LoadSnapshot) -> bool:
         if self.costs is None or self.policy.spec != "auto":
@@ -141,7 +149,7 @@ class EngineCore:
     def _depth_cap(sequence: Sequence, granted: int) -> int:
         """Deepest draft of this sequence: what pages allow, what its request allows, what it can still use."""
         cap = sequence.request.params.max_draft_depth
-        room = sequence.max_len - len(sequence.tokens) - sequence.num_unread_steps - 1
+        room = sequence.max_len - len(sequence.tokens) - sequence.num_unread - 1  # no row beyond max_len
         return max(min(granted, room, granted if cap is None else cap), 0)
 
     def _pending(self, schedule: Schedule, rule: Rule, caps: list[int], probe: bool) -> Pending:
@@ -192,7 +200,7 @@ class EngineCore:
                 self._retire(sequence)
             else:
                 self.scheduler.settle(sequence)
-        self._gauges()
+        self.refresh_gauges()
         return deltas
 
     def _advance(self, sequence: Sequence, i: int, pending: Pending, result: StepResult) -> ChoiceDelta | None:
@@ -322,19 +330,20 @@ class EngineCore:
         self._busy = False
         self._last_read = perf_counter()
 
-    def _gauges(self) -> None:
+    def refresh_gauges(self) -> None:
         m, pages = self.metrics, self.scheduler.prefix.pages
         m.num_running, m.num_waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         m.preemptions, m.pages_held = self.scheduler.num_preemptions, pages.num_held
         m.prefix_queried_tokens = self.scheduler.prefix.num_queried_tokens
         m.prefix_hit_tokens = self.scheduler.prefix.num_hit_tokens
-        rule = self._decision.rule if m.num_running else OFF
+        rule = self.plan
         m.plan_depth, m.plan_topk, m.plan_rows = rule.depth, rule.topk, rule.nodes * m.num_running
         m.predicted_tokens_per_s = self._decision.predicted_tokens_per_s or 0.0
 
     @property
-    def decision(self) -> Decision:
-        return self._decision
+    def plan(self) -> Rule:
+        """The rule of the newest step."""
+        return self._rule
 
     def beliefs(self) -> Beliefs:
         return Beliefs(

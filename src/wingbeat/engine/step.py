@@ -111,6 +111,11 @@ class Stepper:
     def has_drafter(self) -> bool:
         return self._speaker is not None
 
+    @property
+    def max_rows(self) -> int:
+        """Rows one step can hold in flight."""
+        return self._pool.num_scratch_rows
+
     def run(self, step: StepInput) -> StepResult:
         started = perf_counter()
         decode = torch.tensor(step.decode, dtype=torch.int64)

@@ -47,6 +47,14 @@ class Rule:
         """The plan for a batch of `num_seqs` decoding sequences."""
         return StepPlan(depth=self.depth, topk=self.topk, rows=num_seqs * self.nodes)
 
+    def fit(self, max_nodes: int) -> Rule:
+        """This rule with at most `max_nodes` rows per sequence (drafts shrink before anything else does)."""
+        if self.nodes <= max_nodes:
+            return self
+        if max_nodes <= 1:
+            return OFF
+        return Rule(min(self.depth, max_nodes - 1), self.topk, max_nodes)
+
     def __str__(self) -> str:
         if self.depth == 0:
             return "off"
@@ -72,10 +80,17 @@ def parse_rule(text: str) -> Rule:
     if compact == "off":
         return OFF
     if found := re.fullmatch(r"chain\((\d+)\)", compact):
-        return chain(int(found[1]))
+        return chain(_at_least_one(int(found[1])))
     if found := re.fullmatch(r"tree\((\d+),(\d+),(\d+)\)", compact):
-        return tree(*(int(number) for number in found.groups()))
+        depth, topk, nodes = (int(number) for number in found.groups())
+        return tree(_at_least_one(depth), topk, nodes)
     raise ConfigError("plan", text, "expected off, chain(k) or tree(depth,topk,nodes), e.g. chain(3)")
+
+
+def _at_least_one(depth: int) -> int:
+    if depth < 1:
+        raise ConfigError("depth", depth, f"an integer from 1 to {MAX_DEPTH} (off is depth 0)")
+    return depth
 
 
 @dataclass(frozen=True, slots=True)
