@@ -159,7 +159,7 @@ def read_tensors(path: Path, reader: GGUFReader, metadata: Fields, dtype: torch.
     for entry in reader.tensors:
         name = hf_name(entry.name)
         assert name is not None
-        values = torch.from_numpy(dequantize(entry.data, entry.tensor_type)).to(torch.float32)
+        values = torch.tensor(dequantize(entry.data, entry.tensor_type), dtype=torch.float32)
         if "q_proj" in name or "k_proj" in name:
             values = interleaved_to_halves(values, heads if "q_proj" in name else kv_heads)
         tensors[name] = values.to(dtype).contiguous()

@@ -10,6 +10,7 @@ Legend: H hidden, D draft vocab, V vocab.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from wingbeat.models.registry import ARCHITECTURES, find_architecture
 from wingbeat.models.rope import RopeConfig
 
 LOGIT_STD = 4.0
-LAYER_GAIN = 0.5
+LAYER_GAIN = 0.35
 
 
 def random_target(
@@ -138,7 +139,7 @@ def drafter_with_random_weights(
     tensors = random_tensors(random_draft_shapes(config, len(ids)), seed, dtype, device)
     target_ids = spread_ids(config.draft_vocab_size, target.info.vocab_size).to(device)
     if agreeing:
-        tensors |= agreeing_tensors(config, tensors["fc.weight"])
+        tensors |= agreeing_tensors(config, tensors)
     weights = assemble_draft_weights(
         config,
         tensors.__getitem__,
@@ -166,7 +167,7 @@ def _draft_layer(
         architecture="Eagle3",
         num_layers=1,
         num_heads=num_heads or target.num_heads,
-        num_kv_heads=num_kv_heads or target.num_kv_heads,
+        num_kv_heads=num_kv_heads or num_heads or target.num_heads,
         rope=rope or target.rope,
         tied=False,
         qkv_bias=False,
@@ -207,18 +208,26 @@ def _scaled(name: str, noise: Tensor) -> Tensor:
     return noise * gain / math.sqrt(noise.shape[-1])
 
 
-def agreeing_tensors(config: DraftConfig, fc: Tensor) -> dict[str, Tensor]:
-    """Weights that pass the token's own embedding to the output: q = k (each token attends to itself), v and o a
-    projection onto the first Hk * D dimensions, and a feature that only whispers."""
+def agreeing_tensors(config: DraftConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights that hand the token's own embedding to the head.
+
+    q = k of the embedding half, so each token attends to itself; v and o add its embedding and take the feature away
+    (as far as Hk * D dimensions reach; most of it, so that the feature still matters).
+    """
     layer, hidden = config.layer, config.layer.hidden_size
     q_size, kv_size = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
     group = layer.num_heads // layer.num_kv_heads
-    kv = torch.zeros(kv_size, 2 * hidden)
-    kv[:, :hidden] = torch.eye(kv_size, hidden)
-    q = kv.view(layer.num_kv_heads, 1, layer.head_dim, -1).expand(-1, group, -1, -1).reshape(q_size, -1)
-    named = {"q_proj": 2.0 * q, "k_proj": 2.0 * kv, "v_proj": kv, "o_proj": 2.0 * q[:, :hidden].T / group}
-    tensors = {f"midlayer.self_attn.{name}.weight": value.to(fc).contiguous() for name, value in named.items()}
-    return tensors | {"fc.weight": 0.3 * fc}
+    pick = torch.eye(kv_size, hidden)  # [Hk * D, H]
+    spread = pick.view(layer.num_kv_heads, 1, layer.head_dim, hidden).expand(-1, group, -1, -1).reshape(q_size, hidden)
+    named = {
+        "q_proj": 2.0 * torch.cat([spread, torch.zeros_like(spread)], dim=1),
+        "k_proj": 2.0 * torch.cat([pick, torch.zeros_like(pick)], dim=1),
+        "v_proj": torch.cat([pick, -pick], dim=1),
+        "o_proj": spread.T / group,
+    }
+    fc, down = tensors["fc.weight"], tensors["midlayer.mlp.down_proj.weight"]
+    attention = {f"midlayer.self_attn.{name}.weight": value.to(fc).contiguous() for name, value in named.items()}
+    return attention | {"fc.weight": 1.2 * fc, "midlayer.mlp.down_proj.weight": 0.4 * down}
 
 
 def spread_ids(draft_vocab_size: int, vocab_size: int) -> Tensor:
