@@ -26,6 +26,7 @@ from wingbeat.kernels.sampling import sampler_for
 from wingbeat.models.interface import Drafter, ModelInfo, TargetModel
 from wingbeat.models.load import load_drafter, load_target, read_config
 from wingbeat.models.random import dummy_target
+from wingbeat.models.resolve import resolve_model
 from wingbeat.runtime.lanes import MAX_BIAS_IDS, Lanes
 from wingbeat.spec.cost import CostTable
 from wingbeat.spec.listen import Listener
@@ -86,7 +87,7 @@ class Engine:
         target = load(config.model, dtype=dtype, device=device, kernels=kernels)
         name = _drafter_name(config)
         drafter = None if name is None else load_drafter(name, target, kernels=kernels)
-        return cls(config, target, drafter, Tokenizer.for_model(config.model))
+        return cls(config, target, drafter, Tokenizer.for_model(resolve_model(config.model, dtype)))
 
     def _initial_policy(self) -> Policy:
         if self._drafter is None and self.config.speculative_disable_batch_threshold is not None:

@@ -1,0 +1,54 @@
+"""wingbeat generate: one prompt in, text out, with what speculation did."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from wingbeat.engine.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generate:
+    """Answers one prompt in process."""
+
+    prompt: str
+    """What the user says; the chat template is applied unless --raw."""
+    raw: bool = False
+    """Complete the prompt as it stands."""
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+
+def run(config: Generate) -> int:
+    """Text to stdout, one line of figures to stderr. Exit code 0."""
+    from wingbeat.engine.llm import LLM
+    from wingbeat.engine.engine import Engine
+    from wingbeat.types import SamplingParams
+
+    llm = LLM(engine=Engine.from_config(config.engine))
+    params = SamplingParams(
+        max_tokens=config.max_tokens, temperature=config.temperature, top_p=config.top_p, seed=config.seed
+    )
+    started = perf_counter()
+    if config.raw:
+        outputs = llm.generate(config.prompt, params)
+    else:
+        outputs = llm.chat([[{"role": "user", "content": config.prompt}]], params)
+    seconds = perf_counter() - started
+    choice = outputs[0].choices[0]
+    print(choice.text)
+    stats = choice.stats
+    if stats is not None:
+        print(
+            f"{stats.num_output_tokens} tokens in {seconds:.2f} s ({stats.num_output_tokens / seconds:.1f} tok/s), "
+            f"accept_len {stats.num_output_tokens / max(stats.num_target_forwards, 1):.2f}, "
+            f"finish {choice.finish_reason}",
+            file=sys.stderr,
+        )
+    llm.close()
+    return 0
