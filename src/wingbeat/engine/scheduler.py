@@ -123,7 +123,9 @@ class Scheduler:
         num_tokens = len(sequence.tokens)
         shared, keys = self.prefix.match(sequence.tokens)
         missing = -(-min(num_tokens + 1, sequence.max_len) // self._page_size) - len(shared)
-        if missing > self.prefix.pages.num_available:
+        # Each running sequence wants its next page within page_size tokens: admitting into that page would only swap a
+        # wait for a preemption.
+        if missing + len(self.running) > self.prefix.pages.num_available:
             self.prefix.release(shared)
             return None
         self.waiting.popleft()
