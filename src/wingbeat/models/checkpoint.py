@@ -55,7 +55,7 @@ class Checkpoint:
     def read(self, name: str, dtype: torch.dtype | None, device: torch.device) -> Tensor:
         """One tensor, converted; its own dtype when `dtype` is None."""
         try:
-            with safe_open(self.entries[name].file, framework="pt") as file:  # type: ignore[no-untyped-call]
+            with safe_open(self.entries[name].file, framework="pt") as file:
                 tensor: Tensor = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{self.entries[name].file}: tensor {name} cannot be read: {error}") from None

@@ -104,27 +104,27 @@ def read_decoder(
 def refuse_variants(fields: Fields) -> None:
     """CheckpointError for switches that would silently change the function we compute."""
     if fields.text("hidden_act", "silu") not in ("silu", "swish"):
-        fields.refuse("hidden_act", "only silu")
+        raise fields.refusal("hidden_act", "only silu")
     for name in ("attention_bias", "mlp_bias"):
         if fields.flag(name, False):
-            fields.refuse(name, "only false")
+            raise fields.refusal(name, "only false")
     if fields.has("quantization_config"):
-        fields.refuse("quantization_config", "quantised checkpoints are not supported; use an unquantised one")
+        raise fields.refusal("quantization_config", "quantised checkpoints are not supported; use an unquantised one")
 
 
 def read_kv_heads(fields: Fields, num_heads: int) -> int:
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
-        fields.refuse("num_key_value_heads", f"expected a divisor of num_attention_heads={num_heads}")
+        raise fields.refusal("num_key_value_heads", f"expected a divisor of num_attention_heads={num_heads}")
     return num_kv_heads
 
 
 def read_head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
     if not fields.has("head_dim") and hidden_size % num_heads:
-        fields.refuse("num_attention_heads", f"expected a divisor of hidden_size={hidden_size}, or a head_dim")
+        raise fields.refusal("num_attention_heads", f"expected a divisor of hidden_size={hidden_size}, or a head_dim")
     head_dim = fields.integer("head_dim", hidden_size // num_heads)
     if head_dim % 2:
-        fields.refuse("head_dim", "expected an even number (RoPE rotates pairs)")
+        raise fields.refusal("head_dim", "expected an even number (RoPE rotates pairs)")
     return head_dim
 
 
@@ -132,7 +132,7 @@ def read_dtype(fields: Fields) -> torch.dtype:
     name = "dtype" if fields.has("dtype") else "torch_dtype"
     value = fields.text(name, "float32").removeprefix("torch.")
     if value not in DTYPES:
-        fields.refuse(name, f"expected one of {', '.join(DTYPES)}")
+        raise fields.refusal(name, f"expected one of {', '.join(DTYPES)}")
     return DTYPES[value]
 
 

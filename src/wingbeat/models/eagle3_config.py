@@ -57,17 +57,17 @@ def read_draft_config(fields: Fields) -> DraftConfig:
         norm_output=fields.flag("norm_output", False),
     )
     if config.fc_norm and config.norm_before_fc:
-        fields.refuse("fc_norm", "either fc_norm or norm_before_fc, not both")
+        raise fields.refusal("fc_norm", "either fc_norm or norm_before_fc, not both")
     return config
 
 
 def _read_layer(fields: Fields) -> ModelConfig:
     if fields.integer("num_hidden_layers", 1) != 1:
-        fields.refuse("num_hidden_layers", "only 1 (listening needs a one-layer drafter)")
+        raise fields.refusal("num_hidden_layers", "only 1 (listening needs a one-layer drafter)")
     refuse_sliding(fields)
     model_type = fields.text("model_type", "llama")
     if model_type not in ("llama", "qwen3"):
-        fields.refuse("model_type", "a drafter's layer is llama or qwen3")
+        raise fields.refusal("model_type", "a drafter's layer is llama or qwen3")
     values = {"num_hidden_layers": 1} | dict(fields.values)
     return read_decoder(
         Fields(values, fields.origin),
@@ -81,13 +81,13 @@ def _read_layer(fields: Fields) -> ModelConfig:
 def _refuse_variants(fields: Fields) -> None:
     for name in ("bias", "parallel_drafting"):
         if fields.flag(name, False):
-            fields.refuse(name, "only false")
+            raise fields.refusal(name, "only false")
     kind = fields.text("speculators_model_type", "eagle3")
     if kind != "eagle3":
-        fields.refuse("speculators_model_type", "only eagle3")
+        raise fields.refusal("speculators_model_type", "only eagle3")
     eagle = fields.section("eagle_config")
     if eagle is not None and not eagle.flag("use_aux_hidden_state", True):
-        eagle.refuse("use_aux_hidden_state", "only true (EAGLE-1 and EAGLE-2 drafters are not supported)")
+        raise eagle.refusal("use_aux_hidden_state", "only true (EAGLE-1 and EAGLE-2 drafters are not supported)")
 
 
 def _either_flag(fields: Fields, name: str) -> bool:

@@ -46,7 +46,7 @@ def read_draft_weights(
 
 
 def layer_prefix(checkpoint: Checkpoint) -> str:
-    """"midlayer." (raw EAGLE-3) or "layers.0." (vLLM, speculators, ModelOpt)."""
+    """ "midlayer." (raw EAGLE-3) or "layers.0." (vLLM, speculators, ModelOpt)."""
     if "fc.weight" not in checkpoint.entries:
         raise CheckpointError(f"{checkpoint.directory}: not an EAGLE-3 drafter: it has no fc.weight")
     return "midlayer." if any(name.startswith("midlayer.") for name in checkpoint.entries) else "layers.0."
@@ -140,5 +140,3 @@ def read_target_ids(checkpoint: Checkpoint, config: DraftConfig) -> Tensor:
     if "t2d" in checkpoint.entries:
         check_mask(checkpoint.read("t2d", None, cpu), ids)
     return ids
-
-

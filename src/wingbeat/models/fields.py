@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import cast
 
 from wingbeat.errors import CheckpointError
 
@@ -21,36 +21,36 @@ class Fields:
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
 
-    def refuse(self, name: str, allowed: str) -> NoReturn:
-        """Raises the CheckpointError for one field."""
-        raise CheckpointError(f"{self.origin}: {name}={self.values.get(name)!r} is not supported: {allowed}")
+    def refusal(self, name: str, allowed: str) -> CheckpointError:
+        """The error to raise for one field."""
+        return CheckpointError(f"{self.origin}: {name}={self.values.get(name)!r} is not supported: {allowed}")
 
     def integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
         value = self.values.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            self.refuse(name, f"expected an integer >= {minimum}")
+            raise self.refusal(name, f"expected an integer >= {minimum}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.values.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            self.refuse(name, "expected a number > 0")
+            raise self.refusal(name, "expected a number > 0")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.values.get(name)
         value = default if value is None else value
         if not isinstance(value, bool):
-            self.refuse(name, "expected true or false")
+            raise self.refusal(name, "expected true or false")
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
         value = self.values.get(name)
         value = default if value is None else value
         if not isinstance(value, str):
-            self.refuse(name, "expected a string")
+            raise self.refusal(name, "expected a string")
         return value
 
     def integers(self, name: str) -> tuple[int, ...] | None:
@@ -60,7 +60,7 @@ class Fields:
             return None
         items: list[object] = cast(list[object], value) if isinstance(value, list) else [value]
         if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in items):
-            self.refuse(name, "expected integers >= 0")
+            raise self.refusal(name, "expected integers >= 0")
         return tuple(cast(list[int], items))
 
     def section(self, name: str) -> Fields | None:
@@ -69,7 +69,7 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, dict):
-            self.refuse(name, "expected an object")
+            raise self.refusal(name, "expected an object")
         return Fields(cast(dict[str, object], value), f"{self.origin}: {name}")
 
 

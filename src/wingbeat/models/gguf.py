@@ -107,9 +107,9 @@ def _metadata(path: Path, reader: GGUFReader) -> Fields:
     """All key-value pairs; other architectures are refused here."""
     fields = Fields({name: field.contents() for name, field in reader.fields.items()}, str(path))
     if fields.text("general.architecture", "") != "llama":
-        fields.refuse("general.architecture", "only llama; use a Hugging Face directory for other models")
+        raise fields.refusal("general.architecture", "only llama; use a Hugging Face directory for other models")
     if fields.has("llama.expert_count"):
-        fields.refuse("llama.expert_count", "mixture-of-experts models are not supported")
+        raise fields.refusal("llama.expert_count", "mixture-of-experts models are not supported")
     return fields
 
 
@@ -145,7 +145,7 @@ def _rope_parameters(metadata: Fields) -> dict[str, object]:
         return {"rope_type": "default", "rope_theta": theta}
     if kind == "linear":
         return {"rope_type": kind, "rope_theta": theta, "factor": metadata.number("llama.rope.scaling.factor")}
-    metadata.refuse("llama.rope.scaling.type", "only none or linear; use a Hugging Face directory")
+    raise metadata.refusal("llama.rope.scaling.type", "only none or linear; use a Hugging Face directory")
 
 
 def read_tensors(path: Path, reader: GGUFReader, metadata: Fields, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -12,14 +12,15 @@ from wingbeat.models.fields import Fields
 
 CONTROL, USER_DEFINED = 3, 4
 LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
 def tokenizer_files(metadata: Fields) -> dict[str, str]:
     """File name -> content. CheckpointError for tokenizers other than byte-level BPE."""
     if metadata.text("tokenizer.ggml.model", "") != "gpt2":
-        metadata.refuse("tokenizer.ggml.model", "only gpt2 (byte-level BPE); use a Hugging Face directory")
+        raise metadata.refusal("tokenizer.ggml.model", "only gpt2 (byte-level BPE); use a Hugging Face directory")
     files = {
         "tokenizer.json": build_tokenizer(metadata).to_str(),
         "tokenizer_config.json": json.dumps(_tokenizer_config(metadata), indent=1),
@@ -58,7 +59,7 @@ def _pre_tokenizer(metadata: Fields, pre: str) -> pre_tokenizers.PreTokenizer:
         split = pre_tokenizers.Split(Regex(LLAMA3_SPLIT), behavior="isolated")
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         return pre_tokenizers.Sequence([split, byte_level])
-    metadata.refuse("tokenizer.ggml.pre", "only smollm, gpt-2 or llama-bpe; use a Hugging Face directory")
+    raise metadata.refusal("tokenizer.ggml.pre", "only smollm, gpt-2 or llama-bpe; use a Hugging Face directory")
 
 
 def _added(metadata: Fields, tokens: list[str], kind: int) -> list[AddedToken]:
@@ -70,7 +71,9 @@ def _added(metadata: Fields, tokens: list[str], kind: int) -> list[AddedToken]:
 
 def _tokenizer_config(metadata: Fields) -> dict[str, object]:
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
-    ids = {name: metadata.values.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "unknown", "padding")}
+    ids = {
+        name: metadata.values.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "unknown", "padding")
+    }
     config: dict[str, object] = {
         {"unknown": "unk", "padding": "pad"}.get(name, name) + "_token": tokens[token_id]
         for name, token_id in ids.items()
@@ -82,5 +85,5 @@ def _tokenizer_config(metadata: Fields) -> dict[str, object]:
 def _strings(metadata: Fields, name: str) -> list[str]:
     value = metadata.values.get(name)
     if not isinstance(value, list):
-        metadata.refuse(name, "expected a list of strings")
+        raise metadata.refusal(name, "expected a list of strings")
     return cast(list[str], value)

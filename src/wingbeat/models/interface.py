@@ -35,9 +35,7 @@ class TargetModel(Protocol):
     info: ModelInfo
     embedding: Tensor  # [V, H] model dtype
 
-    def forward(
-        self, batch: ForwardBatch, pool: KVPool, *, capture: tuple[int, ...] = ()
-    ) -> ForwardOutput: ...
+    def forward(self, batch: ForwardBatch, pool: KVPool, *, capture: tuple[int, ...] = ()) -> ForwardOutput: ...
 
 
 class Drafter(Protocol):

@@ -24,10 +24,10 @@ def read_qwen3(fields: Fields) -> ModelConfig:
 def refuse_sliding(fields: Fields) -> None:
     """CheckpointError when some layers attend to a window only (`sliding_window` alone is inactive in Qwen)."""
     if fields.flag("use_sliding_window", False):
-        fields.refuse("use_sliding_window", "only false")
+        raise fields.refusal("use_sliding_window", "only false")
     kinds = fields.values.get("layer_types")
     if isinstance(kinds, list) and any(kind != "full_attention" for kind in kinds):
-        fields.refuse("layer_types", "only full_attention")
+        raise fields.refusal("layer_types", "only full_attention")
 
 
 def qwen2_shapes(config: ModelConfig, input_size: int | None = None) -> Shapes:

@@ -9,6 +9,7 @@ Legend: H hidden, D draft vocab, V vocab.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,8 +24,8 @@ from wingbeat.models.decoder import DecoderModel, assemble_weights, tensor_shape
 from wingbeat.models.eagle3 import Eagle3Drafter
 from wingbeat.models.eagle3_config import DraftConfig, fit_to_target
 from wingbeat.models.eagle3_weights import assemble_draft_weights, aux_norm_sizes, layer_shapes
-from wingbeat.models.load import CPU, default_kernels, read_config
 from wingbeat.models.llama import Shapes
+from wingbeat.models.load import CPU, default_kernels, read_config
 from wingbeat.models.registry import ARCHITECTURES, find_architecture
 from wingbeat.models.rope import RopeConfig
 
@@ -93,7 +94,7 @@ def target_with_random_weights(
     architecture = ARCHITECTURES[config.architecture]
     tensors = random_tensors(tensor_shapes(config, architecture), seed, dtype, device)
     weights = assemble_weights(config, architecture, tensors.__getitem__)
-    info = config.info(dtype=dtype, digest=f"random-{seed}")
+    info = config.info(dtype=dtype, digest=random_digest(config, seed))
     return DecoderModel(info, config, weights, kernels or default_kernels(dtype, device))
 
 
@@ -150,7 +151,7 @@ def drafter_with_random_weights(
         target_ids=target_ids,
     )
     return Eagle3Drafter(
-        config.layer.info(dtype=dtype, digest=f"random-{seed}"),
+        config.layer.info(dtype=dtype, digest=random_digest(config, seed)),
         config,
         weights,
         kernels or default_kernels(dtype, device),
@@ -185,6 +186,11 @@ def random_draft_shapes(config: DraftConfig, num_aux: int) -> Shapes:
     }
     shapes |= {f"midlayer.{name}": shape for name, shape in layer_shapes(config).items()}
     return shapes | {name: (size,) for name, size in aux_norm_sizes(config, num_aux).items()}
+
+
+def random_digest(config: ModelConfig | DraftConfig, seed: int) -> str:
+    """16 hex digits that follow from the sizes and the seed, as the weights do."""
+    return hashlib.sha256(f"{config} {seed}".encode()).hexdigest()[:16]
 
 
 def random_tensors(shapes: Shapes, seed: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:

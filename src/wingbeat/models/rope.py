@@ -32,7 +32,7 @@ def read_rope(fields: Fields) -> RopeConfig:
     theta = section.number("rope_theta", fields.number("rope_theta", DEFAULT_THETA))
     for owner in (section, fields):
         if owner.number("partial_rotary_factor", 1.0) != 1.0:
-            owner.refuse("partial_rotary_factor", "only 1.0 (every head dimension is rotated)")
+            raise owner.refusal("partial_rotary_factor", "only 1.0 (every head dimension is rotated)")
     kind_field = "rope_type" if section.has("rope_type") else "type"
     kind = section.text(kind_field, "default")
     if kind == "default":
@@ -41,7 +41,7 @@ def read_rope(fields: Fields) -> RopeConfig:
         return RopeConfig(theta=theta, kind="linear", factor=section.number("factor"))
     if kind == "llama3":
         return _read_llama3(section, theta, fields.integer("max_position_embeddings"))
-    section.refuse(kind_field, "expected default, linear or llama3")
+    raise section.refusal(kind_field, "expected default, linear or llama3")
 
 
 def _read_llama3(section: Fields, theta: float, max_positions: int) -> RopeConfig:

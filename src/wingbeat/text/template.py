@@ -50,8 +50,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt text. RequestError naming `messages[i].field` for messages the template cannot take.
 
-        continue_final_message leaves the last (assistant) message open, to be continued; `variables` are extra names the
-        template may read (vLLM's chat_template_kwargs).
+        continue_final_message leaves the last (assistant) message open, to be continued; `variables` are extra names
+        the template may read (vLLM's chat_template_kwargs).
         """
         checked = check_messages(messages)
         if continue_final_message:
@@ -71,20 +71,20 @@ class ChatTemplate:
         names |= {"tools": list(tools) if tools else None, "add_generation_prompt": add_generation_prompt}
         try:
             return template.render(names)
-        except _Refused as error:
+        except _RefusedError as error:
             raise RequestError("messages", _roles(messages), f"the chat template refuses them: {error}") from None
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise RequestError("messages", _roles(messages), f"the chat template cannot render them: {error}") from None
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """A template called raise_exception."""
 
 
 class _Generation(Extension):
     """{% generation %}...{% endgeneration %}, which marks assistant text for training, renders its body."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - the interface Jinja asks for
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -102,7 +102,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise _Refused(message)
+    raise _RefusedError(message)
 
 
 def _strftime_now(layout: str) -> str:

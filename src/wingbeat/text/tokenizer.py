@@ -37,7 +37,7 @@ class Tokenizer:
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_ids = _merged(eos_token_ids, self._named_id("eos_token"))
         self._added_texts = {token_id: token.content for token_id, token in added.items()}
-        self._byte_level = "ByteLevel" in type(backend.decoder).__name__ or _is_byte_level(backend)
+        self._byte_level = _is_byte_level(backend)
 
     @staticmethod
     def for_model(directory: str | Path) -> Tokenizer:
@@ -54,17 +54,17 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids; `add_special_tokens` adds what the model wants around a plain prompt (a BOS, say)."""
-        return cast(list[int], self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: list[int] | tuple[int, ...], *, skip_special_tokens: bool = True) -> str:
         """The text of a token sequence; bytes that form no character yet come out as U+FFFD."""
-        return cast(str, self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for in the middle of a text; empty for ids outside the vocabulary."""
         if token_id in self._added_texts:
             return self._added_texts[token_id].encode()
-        token = cast(str | None, self.backend.id_to_token(token_id))
+        token = self.backend.id_to_token(token_id)
         if token is None:
             return b""
         if self._byte_level:
@@ -80,7 +80,7 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """The id of one token as written in the vocabulary."""
-        return cast(int | None, self.backend.token_to_id(token))
+        return self.backend.token_to_id(token)
 
     def _named_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
@@ -111,7 +111,7 @@ def _convert_backend(directory: Path) -> tokenizers.Tokenizer:
     from transformers import AutoTokenizer
 
     try:
-        converted = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)  # type: ignore[no-untyped-call]
+        converted = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
     except (OSError, ValueError, ImportError) as error:
         raise CheckpointError(f"{directory}: no tokenizer.json, and no other tokenizer can be read: {error}") from None
     backend: object = getattr(converted, "backend_tokenizer", None)
