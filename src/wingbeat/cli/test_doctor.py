@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wingbeat.cli import doctor
+from wingbeat.cli.doctor import Doctor, Fact, cpu_features, why_not_faster
+
+
+def test_reads_the_feature_flags(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor : 0\nflags\t\t: fpu avx2 avx512_bf16\n\nprocessor : 1\nflags : other\n")
+    assert cpu_features(file) == {"fpu", "avx2", "avx512_bf16"}
+    assert cpu_features(tmp_path / "absent") == frozenset()
+
+
+def test_says_why_nothing_faster() -> None:
+    assert why_not_faster("bfloat16", "cpu", frozenset()) == ""
+    assert "bfloat16" in why_not_faster("float32", "torch", frozenset({"avx512_bf16"}))
+    assert "avx512_bf16" in why_not_faster("bfloat16", "torch", frozenset({"avx2"}))
+
+
+def test_a_failed_check_is_a_line_not_a_crash() -> None:
+    def fails() -> str:
+        raise OSError("no such file\nmore")
+
+    assert doctor._checked("model", fails) == Fact("model", "no such file", False)
+
+
+def test_json_is_one_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "engine_facts", lambda: [Fact("gpu", "none", False)])
+    assert doctor.run(Doctor(json=True)) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert {"name": "gpu", "value": "none", "ok": False} in facts
+
+
+def test_runs_without_torch() -> None:
+    code = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "numba"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Refuse())
+from wingbeat.cli.main import main
+sys.exit(main(["doctor"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "! torch threads" in done.stdout
