@@ -16,6 +16,7 @@ from wingbeat.models.load import load_target
 from wingbeat.models.resolve import resolve_model, smollm2_file
 from wingbeat.text.tokenizer import Tokenizer
 
+read_gguf: Any = load_gguf_checkpoint  # untyped in transformers
 SMOLLM2: dict[str, Any] = {
     "vocab_size": 49152,
     "hidden_size": 576,
@@ -27,6 +28,7 @@ SMOLLM2: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
     "tie_word_embeddings": True,
+    "attn_implementation": "eager",
 }
 TEXTS = [
     "def add(a: int, b: int) -> int:\n    return a + b  # 12345",
@@ -39,8 +41,8 @@ TEXTS = [
 @lru_cache(maxsize=1)
 def reference() -> Any:
     """transformers' LlamaForCausalLM from the GGUF, rounded to bfloat16 as our conversion is, computing in float32."""
-    model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMOLLM2, attn_implementation="eager"))
-    tensors = load_gguf_checkpoint(str(smollm2_file()), return_tensors=True, model_to_load=model)["tensors"]
+    model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMOLLM2))
+    tensors = read_gguf(str(smollm2_file()), return_tensors=True, model_to_load=model)["tensors"]
     rounded = {name: tensor.bfloat16().float() for name, tensor in tensors.items()}
     missing, unexpected = model.load_state_dict(rounded, strict=False)
     assert (missing, unexpected) == (["lm_head.weight"], [])

@@ -73,7 +73,7 @@ class ChatTemplate:
             return template.render(names)
         except _RefusedError as error:
             raise RequestError("messages", _roles(messages), f"the chat template refuses them: {error}") from None
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise RequestError("messages", _roles(messages), f"the chat template cannot render them: {error}") from None
 
 
