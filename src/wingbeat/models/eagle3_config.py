@@ -68,6 +68,8 @@ def _read_layer(fields: Fields) -> ModelConfig:
     model_type = fields.text("model_type", "llama")
     if model_type not in ("llama", "qwen3"):
         raise fields.refusal("model_type", "a drafter's layer is llama or qwen3")
+    if model_type == "llama" and fields.has("sliding_window") and not fields.has("layer_types"):
+        raise fields.refusal("sliding_window", "only null: the drafter attends to the whole context")
     values = {"num_hidden_layers": 1} | dict(fields.values)
     return read_decoder(
         Fields(values, fields.origin),

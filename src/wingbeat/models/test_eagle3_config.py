@@ -67,6 +67,11 @@ def test_raw_and_speculators_defaults_differ() -> None:
     assert raw(eagle_config={"norm_before_fc": True}).norm_before_fc
 
 
+def test_an_idle_window_is_accepted() -> None:
+    assert raw(sliding_window=2048, layer_types=["full_attention"]).layer.num_layers == 1
+    assert raw(sliding_window=2048, model_type="qwen3").layer.num_layers == 1
+
+
 def test_null_draft_vocabulary_is_the_whole_one() -> None:
     assert raw(draft_vocab_size=None).draft_vocab_size == 100
 
@@ -85,6 +90,7 @@ def test_qwen3_layer_has_norms() -> None:
         ({"fc_norm": True, "norm_before_fc": True}, "not both"),
         ({"model_type": "gpt_oss"}, "model_type='gpt_oss'"),
         ({"layer_types": ["sliding_attention"]}, "layer_types="),
+        ({"sliding_window": 2048}, "sliding_window=2048"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state=False .*EAGLE-1"),
         ({"parallel_drafting": True}, "parallel_drafting=True"),
         ({"speculators_model_type": "dflash"}, "speculators_model_type='dflash'"),
