@@ -77,6 +77,8 @@ class Eagle3Drafter:
 
     def listen(self, fused_before: Tensor, token_ids: Tensor, positions: Tensor, slots: Tensor, pool: KVPool) -> None:
         """Writes the K/V entries of `token_ids` [N], made with the features of the rows before them [N, H]."""
+        if not token_ids.numel():
+            return  # kernels never see 0 rows
         first_input = self._input(token_ids, self._norm(fused_before, self._weights.hidden_norm))
         self._stack.write_kv(first_input, positions, slots, pool)
 
