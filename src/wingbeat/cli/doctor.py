@@ -141,21 +141,10 @@ def _default_drafter() -> str:
 def _kernels(dtype: str) -> str:
     import torch
 
-    from wingbeat.kernels.dispatch import kernel_factory
+    from wingbeat.kernels.dispatch import backend_for
 
-    chosen = kernel_factory(torch.device("cpu"), getattr(torch, dtype), torch.get_num_threads()).name
-    return f"{chosen}{why_not_faster(dtype, chosen, cpu_features(Path('/proc/cpuinfo')))}"
-
-
-def why_not_faster(dtype: str, chosen: str, features: frozenset[str]) -> str:
-    """The reason in words, or nothing when the fastest kernels were chosen."""
-    if chosen != "torch":
-        return ""
-    if dtype != "bfloat16":
-        return " (the Numba kernels hold bfloat16 weights only)"
-    if "avx512_bf16" not in features:
-        return " (the Numba kernels need a processor with avx512_bf16)"
-    return " (numba could not be used)"
+    chosen, reason = backend_for(torch.device("cpu"), getattr(torch, dtype))
+    return f"{chosen} ({reason})"
 
 
 def _gpu() -> str:

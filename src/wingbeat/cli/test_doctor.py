@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from wingbeat.cli import doctor
-from wingbeat.cli.doctor import Doctor, Fact, cpu_features, why_not_faster
+from wingbeat.cli.doctor import Doctor, Fact, cpu_features
 
 
 def test_reads_the_feature_flags(tmp_path: Path) -> None:
@@ -18,10 +18,11 @@ def test_reads_the_feature_flags(tmp_path: Path) -> None:
     assert cpu_features(tmp_path / "absent") == frozenset()
 
 
-def test_says_why_nothing_faster() -> None:
-    assert why_not_faster("bfloat16", "cpu", frozenset()) == ""
-    assert "bfloat16" in why_not_faster("float32", "torch", frozenset({"avx512_bf16"}))
-    assert "avx512_bf16" in why_not_faster("bfloat16", "torch", frozenset({"avx2"}))
+def test_says_which_kernels_and_why() -> None:
+    facts = {fact.name: fact for fact in doctor.engine_facts()}
+    assert facts["kernels, float32"].value.startswith("torch (")
+    assert "float32" in facts["kernels, float32"].value
+    assert facts["default drafter"].ok
 
 
 def test_a_failed_check_is_a_line_not_a_crash() -> None:
