@@ -1,8 +1,8 @@
 """Settings from a TOML file and from flags, and where each one came from.
 
 A command is a frozen dataclass, possibly holding others (a server holds an EngineConfig). Flags are flat:
-`--max-num-seqs` sets the field `max_num_seqs` wherever it lives. A file has the same keys, flat or in tables; its values become flags
-placed before the user's own, so one parser checks both and a later flag wins.
+`--max-num-seqs` sets the field `max_num_seqs` wherever it lives. A file has the same keys, flat or in tables;
+its values become flags placed before the user's own, so one parser checks both and a later flag wins.
 """
 
 from __future__ import annotations
