@@ -1,0 +1,215 @@
+"""Inner loops as vector IR: what Numba's auto-vectoriser will not give reliably.
+
+Each is a Numba intrinsic over raw addresses. Accumulation order depends on the operands' length only, never on how many
+rows are computed together, so a row's result is bitwise the same in any batch.
+
+Legend: K inner size (even), pair = two neighbouring bf16 along K.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from wingbeat.kernels.jit import HAS_BF16_DOT
+
+F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+LANES = 16
+V_F32, V_I32, V_I16 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES), ir.VectorType(I16, LANES)
+
+
+class _BFloat(ir.types.Type):
+    """llvmlite has no bfloat; LLVM's text form is all that is needed."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+V_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
+
+
+def _const(value, kind=I64):
+    return ir.Constant(kind, value)
+
+
+def _zero():
+    return ir.Constant(V_F32, [0.0] * LANES)
+
+
+def _load(b, kind, address, align):
+    value = b.load(b.inttoptr(address, kind.as_pointer()))
+    value.align = align
+    return value
+
+
+def _store(b, value, address, align):
+    b.store(value, b.inttoptr(address, value.type.as_pointer())).align = align
+
+
+def _splat(b, scalar, kind):
+    undefined = ir.Constant(kind, ir.Undefined)
+    first = b.insert_element(undefined, scalar, _const(0, I32))
+    return b.shuffle_vector(first, undefined, ir.Constant(V_I32, [0] * LANES))
+
+
+def _function(module, name, kind):
+    return module.globals.get(name) or ir.Function(module, kind, name)
+
+
+def _fma(b, x, y, z):
+    fma = _function(b.module, "llvm.fma.v16f32", ir.FunctionType(V_F32, [V_F32, V_F32, V_F32]))
+    return b.call(fma, [x, y, z])
+
+
+def _widen(b, halves):
+    """16 bf16 (as i16) -> 16 fp32."""
+    return b.bitcast(b.shl(b.zext(halves, V_I32), ir.Constant(V_I32, [16] * LANES)), V_F32)
+
+
+def _dot_pairs(b, acc, weights, xs):
+    """acc + even product + odd product per lane; weights, xs: V_I32 of pairs."""
+    if HAS_BF16_DOT:
+        kind = ir.FunctionType(V_F32, [V_F32, V_PAIRS, V_PAIRS])
+        dot = _function(b.module, "llvm.x86.avx512bf16.dpbf16ps.512", kind)
+        return b.call(dot, [acc, b.bitcast(weights, V_PAIRS), b.bitcast(xs, V_PAIRS)])
+    shift, high = ir.Constant(V_I32, [16] * LANES), ir.Constant(V_I32, [0xFFFF0000] * LANES)
+    low_w, low_x = b.bitcast(b.shl(weights, shift), V_F32), b.bitcast(b.shl(xs, shift), V_F32)
+    high_w, high_x = b.bitcast(b.and_(weights, high), V_F32), b.bitcast(b.and_(xs, high), V_F32)
+    return _fma(b, high_w, high_x, _fma(b, low_w, low_x, acc))
+
+
+def _loop(b, count, initial, body):
+    """for k in range(count): values = body(k, values); count >= 1. Returns the final values."""
+    before, loop, done = b.block, b.append_basic_block("loop"), b.append_basic_block("done")
+    b.branch(loop)
+    b.position_at_end(loop)
+    k = b.phi(I64)
+    k.add_incoming(_const(0), before)
+    values = []
+    for start in initial:
+        value = b.phi(start.type)
+        value.add_incoming(start, before)
+        values.append(value)
+    results = body(k, values)
+    following = b.add(k, _const(1))
+    k.add_incoming(following, b.block)
+    for value, result in zip(values, results, strict=True):
+        value.add_incoming(result, b.block)
+    b.cbranch(b.icmp_signed("<", following, count), loop, done)
+    b.position_at_end(done)
+    return results
+
+
+def gemm_tile(num_rows, num_blocks):
+    """Intrinsic: y[m, 16*n:16*n+16] = sum over K of x[m] * packed weights, for num_rows x num_blocks accumulators.
+
+    Arguments, all int64: weight address, bytes between blocks, x address, bytes between rows of x, y address, bytes
+    between rows of y, number of pairs. Packed block: [pairs][16 outputs][2] bf16, 64-byte lines.
+    """
+
+    @intrinsic
+    def tile(typingctx, w, w_step, x, x_step, y, y_step, num_pairs):
+        def codegen(context, b, signature, arguments):
+            w_, w_step_, x_, x_step_, y_, y_step_, pairs = arguments
+            blocks = [b.add(w_, b.mul(w_step_, _const(n))) for n in range(num_blocks)]
+            rows = [b.add(x_, b.mul(x_step_, _const(m))) for m in range(num_rows)]
+
+            def body(k, accs):
+                line, pair = b.shl(k, _const(6)), b.shl(k, _const(2))
+                weights = [_load(b, V_I32, b.add(block, line), 64) for block in blocks]
+                results = []
+                for m, row in enumerate(rows):
+                    xs = _splat(b, _load(b, I32, b.add(row, pair), 4), V_I32)
+                    for n in range(num_blocks):
+                        results.append(_dot_pairs(b, accs[m * num_blocks + n], weights[n], xs))
+                return results
+
+            results = _loop(b, pairs, [_zero()] * (num_rows * num_blocks), body)
+            for m in range(num_rows):
+                out = b.add(y_, b.mul(y_step_, _const(m)))
+                for n in range(num_blocks):
+                    _store(b, results[m * num_blocks + n], b.add(out, _const(64 * n)), 4)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 7), codegen
+
+    return tile
+
+
+@intrinsic
+def dot_bf16(typingctx, x, y, num_vectors):
+    """Dot of fp32 at address x with bf16 at address y over 16*num_vectors elements."""
+
+    def codegen(context, b, signature, arguments):
+        x_, y_, count = arguments
+
+        def body(k, accs):
+            left = _load(b, V_F32, b.add(x_, b.shl(k, _const(6))), 4)
+            right = _widen(b, _load(b, V_I16, b.add(y_, b.shl(k, _const(5))), 2))
+            return [_fma(b, left, right, accs[0])]
+
+        (acc,) = _loop(b, count, [_zero()], body)
+        return _sum_lanes(b, acc)
+
+    return types.float32(types.int64, types.int64, types.int64), codegen
+
+
+def _sum_lanes(b, acc):
+    """Pairwise tree over the 16 lanes."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        order = [(i + width) % LANES for i in range(LANES)]
+        acc = b.fadd(acc, b.shuffle_vector(acc, acc, ir.Constant(V_I32, order)))
+    return b.extract_element(acc, _const(0, I32))
+
+
+@intrinsic
+def axpy_bf16(typingctx, acc, factor, x, num_vectors):
+    """acc[:] += factor * x, acc fp32 at its address, x bf16 at its address, over 16*num_vectors elements."""
+
+    def codegen(context, b, signature, arguments):
+        acc_, factor_, x_, count = arguments
+        scale = _splat(b, factor_, V_F32)
+
+        def body(k, values):
+            where = b.add(acc_, b.shl(k, _const(6)))
+            right = _widen(b, _load(b, V_I16, b.add(x_, b.shl(k, _const(5))), 2))
+            _store(b, _fma(b, scale, right, _load(b, V_F32, where, 4)), where, 4)
+            return []
+
+        _loop(b, count, [], body)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32, types.int64, types.int64), codegen
+
+
+@intrinsic
+def float_bits(typingctx, value):
+    """The bits of an fp32 as uint32."""
+
+    def codegen(context, b, signature, arguments):
+        return b.bitcast(arguments[0], I32)
+
+    return types.uint32(types.float32), codegen
+
+
+@intrinsic
+def bits_float(typingctx, bits):
+    """The fp32 with these uint32 bits."""
+
+    def codegen(context, b, signature, arguments):
+        return b.bitcast(arguments[0], F32)
+
+    return types.float32(types.uint32), codegen
