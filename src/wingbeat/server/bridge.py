@@ -1,8 +1,8 @@
 """EngineBridge: the asyncio side and the engine's thread, joined by an inbox and by one wake-up per step.
 
 Only the engine thread touches the engine. Messages go to it through a queue; what a step brought comes back as one
-batch handed to the event loop, which sorts it into the streams of the requests. A failing step ends every active request
-with an error and leaves the server up: /health then says why nothing is served any more.
+batch handed to the event loop, which sorts it into the streams of the requests. A failing step ends every active
+request with an error and leaves the server up: /health then says why nothing is served any more.
 """
 
 from __future__ import annotations
