@@ -17,7 +17,7 @@ from wingbeat.kernels.jit import HAS_BF16_DOT
 
 F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 LANES = 16
-V_F32, V_I32, V_I16 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES), ir.VectorType(I16, LANES)
+V_F32, V_I32 = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
 
 class _BFloat(ir.types.Type):
@@ -70,11 +70,6 @@ def _function(module, name, kind):
 def _fma(b, x, y, z):
     fma = _function(b.module, "llvm.fma.v16f32", ir.FunctionType(V_F32, [V_F32, V_F32, V_F32]))
     return b.call(fma, [x, y, z])
-
-
-def _widen(b, halves):
-    """16 bf16 (as i16) -> 16 fp32."""
-    return b.bitcast(b.shl(b.zext(halves, V_I32), ir.Constant(V_I32, [16] * LANES)), V_F32)
 
 
 def _dot_pairs(b, acc, weights, xs):
@@ -147,52 +142,98 @@ def gemm_tile(num_rows, num_blocks):
     return tile
 
 
+def _interleave(b, first, second, high):
+    """Pairs (first[i], second[i]) of 16 of the 32 bf16: the lower or the upper half. V_I32 in and out."""
+    halves = ir.VectorType(I16, 2 * LANES)
+    start = LANES if high else 0
+    order = [index for i in range(LANES) for index in (start + i, 2 * LANES + start + i)]
+    mask = ir.Constant(ir.VectorType(I32, 2 * LANES), order)
+    return b.bitcast(b.shuffle_vector(b.bitcast(first, halves), b.bitcast(second, halves), mask), V_I32)
+
+
+def _sum_sixteen(b, vectors):
+    """Lane i of the result is the sum over the lanes of vectors[i]; always the same tree."""
+    width = LANES // 2
+    while len(vectors) > 1:
+        half = len(vectors) // 2
+        merged = []
+        for i in range(half):
+            low, high = vectors[i], vectors[i + half]
+            # Lanes are groups of 2*width; the first operand's sums go to the first half of each group.
+            take = [[], []]
+            for lane in range(LANES):
+                group, offset = lane // (2 * width) * 2 * width, lane % (2 * width)
+                source = 0 if offset < width else LANES
+                for part in range(2):
+                    take[part].append(source + group + offset % width + part * width)
+            parts = [b.shuffle_vector(low, high, ir.Constant(V_I32, order)) for order in take]
+            merged.append(b.fadd(parts[0], parts[1]))
+        vectors, width = merged, width // 2
+    return vectors[0]
+
+
 @intrinsic
-def dot_bf16(typingctx, x, y, num_vectors):
-    """Dot of fp32 at address x with bf16 at address y over 16*num_vectors elements."""
+def score_block(typingctx, query, keys, out, num_chunks):
+    """out[0:16] = query . key for 16 keys: query bf16 address, address of 16 key addresses, out fp32 address.
+
+    A chunk is 32 elements of the head.
+    """
 
     def codegen(context, b, signature, arguments):
-        x_, y_, count = arguments
+        query_, keys_, out_, chunks = arguments
+        rows = [_load(b, I64, b.add(keys_, _const(8 * i)), 8) for i in range(LANES)]
 
         def body(k, accs):
-            left = _load(b, V_F32, b.add(x_, b.shl(k, _const(6))), 4)
-            right = _widen(b, _load(b, V_I16, b.add(y_, b.shl(k, _const(5))), 2))
-            return [_fma(b, left, right, accs[0])]
+            offset = b.shl(k, _const(6))
+            xs = _load(b, V_I32, b.add(query_, offset), 2)
+            return [
+                _dot_pairs(b, acc, _load(b, V_I32, b.add(row, offset), 2), xs)
+                for acc, row in zip(accs, rows, strict=True)
+            ]
 
-        (acc,) = _loop(b, count, [_zero()], body)
-        return _sum_lanes(b, acc)
-
-    return types.float32(types.int64, types.int64, types.int64), codegen
-
-
-def _sum_lanes(b, acc):
-    """Pairwise tree over the 16 lanes."""
-    width = LANES
-    while width > 1:
-        width //= 2
-        order = [(i + width) % LANES for i in range(LANES)]
-        acc = b.fadd(acc, b.shuffle_vector(acc, acc, ir.Constant(V_I32, order)))
-    return b.extract_element(acc, _const(0, I32))
-
-
-@intrinsic
-def axpy_bf16(typingctx, acc, factor, x, num_vectors):
-    """acc[:] += factor * x, acc fp32 at its address, x bf16 at its address, over 16*num_vectors elements."""
-
-    def codegen(context, b, signature, arguments):
-        acc_, factor_, x_, count = arguments
-        scale = _splat(b, factor_, V_F32)
-
-        def body(k, values):
-            where = b.add(acc_, b.shl(k, _const(6)))
-            right = _widen(b, _load(b, V_I16, b.add(x_, b.shl(k, _const(5))), 2))
-            _store(b, _fma(b, scale, right, _load(b, V_F32, where, 4)), where, 4)
-            return []
-
-        _loop(b, count, [], body)
+        sums = _loop(b, chunks, [_zero()] * LANES, body)
+        _store(b, _sum_sixteen(b, sums), out_, 4)
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.float32, types.int64, types.int64), codegen
+    return types.void(*[types.int64] * 4), codegen
+
+
+def value_tile(num_queries):
+    """Intrinsic: acc[q, 0:32] = sum over keys of weight[q, key] * value[key, 0:32], keys two by two.
+
+    Arguments, all int64: address of the value addresses, byte offset of the 32 elements, weights address (bf16, rows
+    `weights_step` bytes apart), weights_step, acc address (fp32, rows acc_step bytes apart), acc_step, number of pairs.
+    """
+
+    @intrinsic
+    def tile(typingctx, values, offset, weights, weights_step, acc, acc_step, num_pairs):
+        def codegen(context, b, signature, arguments):
+            values_, offset_, weights_, weights_step_, acc_, acc_step_, pairs = arguments
+            rows = [b.add(weights_, b.mul(weights_step_, _const(q))) for q in range(num_queries)]
+
+            def body(k, accs):
+                where = b.add(values_, b.shl(k, _const(4)))
+                loaded = [
+                    _load(b, V_I32, b.add(_load(b, I64, b.add(where, _const(8 * i)), 8), offset_), 2) for i in range(2)
+                ]
+                low, high = _interleave(b, *loaded, False), _interleave(b, *loaded, True)
+                results = []
+                for q, row in enumerate(rows):
+                    weight = _splat(b, _load(b, I32, b.add(row, b.shl(k, _const(2))), 2), V_I32)
+                    results.append(_dot_pairs(b, accs[2 * q], low, weight))
+                    results.append(_dot_pairs(b, accs[2 * q + 1], high, weight))
+                return results
+
+            results = _loop(b, pairs, [_zero()] * (2 * num_queries), body)
+            for q in range(num_queries):
+                out = b.add(acc_, b.mul(acc_step_, _const(q)))
+                _store(b, results[2 * q], out, 4)
+                _store(b, results[2 * q + 1], b.add(out, _const(64)), 4)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 7), codegen
+
+    return tile
 
 
 @intrinsic

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from wingbeat.batch import ForwardBatch
 from wingbeat.cache.pool import KVPool
-from wingbeat.kernels.cpu_attention import ROWS_PER_TASK, attention_share
+from wingbeat.kernels.cpu_attention import KEY_BLOCK, attention_share
 from wingbeat.kernels.cpu_math import (
     BLOCK,
     ROW_TILE,
@@ -68,7 +68,7 @@ def _norm_rows(x, weight, eps, out, first, last):
 def _rope_rows(
     qkv, first, last, bias, q_norm, k_norm, eps, cos, sin, positions, slots, q, k_out, v_out, num_heads, num_kv_heads
 ):
-    """Bias, head norms and rotation of rows first..last-1; q kept in fp32, k and v written as bf16 at their slots."""
+    """Bias, head norms and rotation of rows first..last-1; all rounded to bf16, k and v at their slots."""
     head_dim = k_out.shape[2]
     for r in range(first, last):
         row, slot, position = qkv[r], slots[r], positions[r]
@@ -81,7 +81,7 @@ def _rope_rows(
                 norm_head(head, q_norm, eps)
             rotate_head(head, cos[position], sin[position])
             for d in range(head_dim):
-                q[r, h, d] = head[d]
+                q[r, h, d] = to_bf16(head[d])
         _kv_row(row, num_heads * head_dim, num_kv_heads, k_norm, eps, cos[position], sin[position], k_out[slot], v_out[slot])
 
 
@@ -126,7 +126,8 @@ def _capture(residual, aux, num_rows, column):
 
 @njit(nogil=True, cache=True, parallel=True)
 def _forward(
-    num_rows, num_workers, residual, normed, wide, q, mixed, act, scores, counts, acc, aux, capture, has_input,
+    num_rows, num_workers, residual, normed, wide, q, mixed, act, scores, weights, keys, values, acc, aux, capture,
+    has_input,
     w_qkv, w_o, w_gate_up, w_down, norms_in, norms_post, biases, q_norms, k_norms, eps, cos, sin, num_kv_heads,
     pool_k, pool_v, scratch_k, scratch_v, positions, slots, cu_rows, key_starts, key_lens, context_start, context_lens,
     page_table, page_size, causal, mask,
@@ -170,7 +171,7 @@ def _forward(
             attention_share(
                 t, num_workers, q, mixed, pool_k[layer].ctypes.data, pool_v[layer].ctypes.data, k_new.ctypes.data,
                 v_new.ctypes.data, num_kv_heads, cu_rows, key_starts, key_lens, context_start, context_lens,
-                page_table, page_size, causal, mask, scores[t], counts[t], acc[t],
+                page_table, page_size, causal, mask, scores[t], weights[t], keys[t], values[t], acc[t],
             )  # fmt: skip
         w = w_o[layer]
         for t in prange(num_workers):
@@ -260,19 +261,29 @@ class _Work:
     def __init__(self, num_rows: int, shape: StackShape, num_workers: int) -> None:
         s, rows = shape, _padded(num_rows)
         heads = (s.num_heads + 2 * s.num_kv_heads) * s.head_dim
-        group = s.num_heads // s.num_kv_heads
         self.num_rows = num_rows
         self.normed = np.zeros((rows, _even(max(s.hidden_size, s.input_size))), np.uint16)
         self.wide = np.zeros((rows, max(heads, 2 * s.intermediate_size, s.hidden_size)), np.float32)
-        self.q = np.zeros((rows, s.num_heads, s.head_dim), np.float32)
+        self.q = np.zeros((rows, s.num_heads, s.head_dim), np.uint16)
         self.mixed = np.zeros((rows, s.num_heads * s.head_dim), np.uint16)
         self.act = np.zeros((rows, s.intermediate_size), np.uint16)
-        self.counts = np.zeros((num_workers, ROWS_PER_TASK), np.int64)
-        self.acc = np.zeros((num_workers, ROWS_PER_TASK * group, s.head_dim + 1), np.float32)
+
+
+class _KeyWork:
+    """Per-worker buffers of attention for up to `num_keys` visible keys."""
+
+    def __init__(self, num_keys: int, shape: StackShape, num_workers: int) -> None:
+        group, width = shape.num_heads // shape.num_kv_heads, num_keys + 2 * KEY_BLOCK
+        self.num_keys = num_keys
+        self.scores = np.zeros((num_workers, width), np.float32)
+        self.weights = np.zeros((num_workers, group, width), np.uint16)
+        self.keys = np.zeros((num_workers, width), np.int64)
+        self.values = np.zeros((num_workers, width), np.int64)
+        self.acc = np.zeros((num_workers, group, shape.head_dim + 1), np.float32)
 
 
 class CpuStack:
-    """Implements interface.DecoderStack for bf16 on a CPU; hidden, head and intermediate sizes in multiples of 16."""
+    """Implements interface.DecoderStack for bf16 on a CPU; hidden and intermediate in multiples of 16, heads of 32."""
 
     def __init__(
         self, shape: StackShape, layers: list[LayerWeights], rope: tuple[Tensor, Tensor], num_workers: int
@@ -295,7 +306,7 @@ class CpuStack:
         self._q_norms, self._k_norms = rows([la.q_norm for la in layers]), rows([la.k_norm for la in layers])
         self._cos, self._sin = floats(rope[0]), floats(rope[1])
         self._work = _Work(16, shape, num_workers)
-        self._scores = np.zeros((num_workers, 1, 1), np.float32)
+        self._key_work = _KeyWork(256, shape, num_workers)
         self._eps = np.float32(shape.rms_norm_eps)
 
     def forward(
@@ -308,14 +319,14 @@ class CpuStack:
         capture: tuple[int, ...] = (),
     ) -> tuple[Tensor, Tensor | None]:
         num_rows, s = batch.num_rows, self._shape
-        work, scores = self._buffers(num_rows, batch)
+        work, near = self._rows(num_rows), self._keys(int(batch.context_lens.max()) + int(batch.key_lens.max()))
         stream = residual.float().numpy()  # fp32 copy that the layers add to
         if first_input is not None:
             work.normed[:num_rows, : s.input_size] = bits(first_input)
         aux = torch.empty(num_rows, len(capture) * s.hidden_size, dtype=torch.bfloat16)
         _forward(
-            num_rows, self._workers, stream, work.normed, work.wide, work.q, work.mixed, work.act, scores, work.counts,
-            work.acc, bits(aux), np.array(capture, np.int64), first_input is not None, self._qkv, self._o,
+            num_rows, self._workers, stream, work.normed, work.wide, work.q, work.mixed, work.act, near.scores,
+            near.weights, near.keys, near.values, near.acc, bits(aux), np.array(capture, np.int64), first_input is not None, self._qkv, self._o,
             self._gate_up, self._down, self._norms_in, self._norms_post, self._biases, self._q_norms, self._k_norms,
             self._eps, self._cos, self._sin, s.num_kv_heads, bits(pool.k), bits(pool.v), bits(pool.scratch_k),
             bits(pool.scratch_v), batch.positions.numpy(), batch.scratch_slots.numpy(), batch.cu_rows.numpy(),
@@ -342,13 +353,10 @@ class CpuStack:
             self._work = _Work(2 * num_rows, self._shape, self._workers)
         return self._work
 
-    def _buffers(self, num_rows: int, batch: ForwardBatch) -> tuple[_Work, np.ndarray]:
-        """Work buffers and the scores' scratch [workers, rows*group, keys]."""
-        longest = int(batch.context_lens.max()) + int(batch.key_lens.max())
-        if longest > self._scores.shape[2]:
-            group = self._shape.num_heads // self._shape.num_kv_heads
-            self._scores = np.zeros((self._workers, ROWS_PER_TASK * group, 2 * longest), np.float32)
-        return self._rows(num_rows), self._scores
+    def _keys(self, num_keys: int) -> _KeyWork:
+        if num_keys > self._key_work.num_keys:
+            self._key_work = _KeyWork(2 * num_keys, self._shape, self._workers)
+        return self._key_work
 
 
 class CpuLinear:
@@ -396,8 +404,7 @@ class CpuKernels:
         self._workers = min(num_threads, numba.config.NUMBA_NUM_THREADS)
 
     def stack(self, shape: StackShape, layers: list[LayerWeights], rope: tuple[Tensor, Tensor]) -> DecoderStack:
-        sizes = (shape.hidden_size, shape.head_dim, shape.intermediate_size)
-        if any(size % BLOCK for size in sizes):
+        if shape.hidden_size % BLOCK or shape.intermediate_size % BLOCK or shape.head_dim % 32:
             return TorchStack(shape, layers, rope)
         return CpuStack(shape, layers, rope, self._workers)
 
