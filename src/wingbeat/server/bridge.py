@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import perf_counter
@@ -52,23 +53,40 @@ class Observer(Protocol):
 
 
 class Stream:
-    """The deltas of one request, in batches as they come. Lives on the event loop."""
+    """The deltas of the requests of one HTTP call, in batches as they come. Lives on the event loop."""
 
-    def __init__(self, request: Request) -> None:
-        self.request_id, self.num_open = request.request_id, request.params.n
-        self.arrived = self.last_at = perf_counter()
-        self.last_token_at = [0.0] * request.params.n
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.num_open = {request.request_id: request.params.n for request in requests}
+        """Choices of each request that have not ended."""
+        self.arrived = perf_counter()
+        self.last_token_at = [0.0] * sum(self.num_open.values())
+        self._offsets = dict(zip(self.num_open, accumulate(self.num_open.values(), initial=0), strict=False))
         self._ready: list[ChoiceDelta] = []
         self._wake = asyncio.Event()
 
-    def push(self, deltas: list[ChoiceDelta]) -> None:
+    def index_of(self, delta: ChoiceDelta) -> int:
+        """The choice's place in the answer: prompts in order, and their choices in order."""
+        return self._offsets[delta.request_id] + delta.choice_index
+
+    def push(self, deltas: Sequence[ChoiceDelta]) -> None:
         self._ready.extend(deltas)
-        self.num_open -= sum(delta.finish_reason is not None for delta in deltas)
+        for delta in deltas:
+            self.num_open[delta.request_id] -= delta.finish_reason is not None
+        self._wake.set()
+
+    def fail(self, request_id: str, reason: str) -> None:
+        """Ends a request's choices with an error."""
+        self._ready.append(
+            ChoiceDelta(
+                request_id=request_id, choice_index=0, token_ids=(), text="", finish_reason="error", error=reason
+            )
+        )
+        self.num_open[request_id] = 0
         self._wake.set()
 
     async def __aiter__(self) -> AsyncIterator[list[ChoiceDelta]]:
         """Batches until every choice has ended."""
-        while self.num_open > 0 or self._ready:
+        while self._ready or any(count > 0 for count in self.num_open.values()):
             await self._wake.wait()
             self._wake.clear()
             batch, self._ready = self._ready, []
@@ -122,8 +140,10 @@ class EngineBridge:
 
     async def close(self, timeout_s: float = 10.0) -> None:
         """Ends active requests as aborted and joins the engine's thread."""
-        for request_id in list(self._streams):
-            self.abort(request_id)
+        for request_id, stream in list(self._streams.items()):
+            self._inbox.put(Abort(request_id))
+            stream.fail(request_id, "the server is shutting down")
+        self._streams.clear()
         self._inbox.put(Stop())
         await asyncio.to_thread(self._thread.join, timeout_s)
 
@@ -131,25 +151,25 @@ class EngineBridge:
     def num_active(self) -> int:
         return len(self._streams)
 
-    async def submit(self, request: Request) -> Stream:
-        """The request's stream once the engine has accepted it. Raises RequestError or EngineError otherwise."""
-        accepted: asyncio.Future[None] = self._running_loop().create_future()
-        stream = self._streams[request.request_id] = Stream(request)
-        self._send(Add(request, accepted))
+    async def submit(self, requests: Sequence[Request]) -> Stream:
+        """One stream of all the requests, once the engine has accepted each. Raises RequestError or EngineError."""
+        loop, stream = self._running_loop(), Stream(requests)
+        accepted: list[asyncio.Future[None]] = [loop.create_future() for _ in requests]
+        for request, future in zip(requests, accepted, strict=True):
+            self._streams[request.request_id] = stream
+            self._send(Add(request, future))
         try:
-            await accepted
-        except asyncio.CancelledError:
-            self.abort(request.request_id)
-            raise
-        except WingbeatError:
-            self._streams.pop(request.request_id, None)
+            await asyncio.gather(*accepted)
+        except BaseException:
+            self.abort(stream)
             raise
         return stream
 
-    def abort(self, request_id: str) -> None:
-        """Stops a request whose client has gone; nothing more is delivered to it."""
-        if self._streams.pop(request_id, None) is not None:
-            self._inbox.put(Abort(request_id))
+    def abort(self, stream: Stream) -> None:
+        """Stops the unfinished requests of a client that has gone; nothing more is delivered to it."""
+        for request_id in stream.num_open:
+            if self._streams.pop(request_id, None) is not None:
+                self._inbox.put(Abort(request_id))
 
     async def call(self, function: Callable[[EngineLike], T]) -> T:
         """Runs a short function on the engine's thread, between two steps."""
@@ -181,26 +201,27 @@ class EngineBridge:
             if self._observer is not None:
                 self._observe(self._observer, stream, batch, now)
             stream.push(batch)
-            if stream.num_open <= 0:
+            if stream.num_open[request_id] <= 0:
                 del self._streams[request_id]
 
     @staticmethod
     def _observe(observer: Observer, stream: Stream, batch: list[ChoiceDelta], now: float) -> None:
         for delta in batch:
-            last = stream.last_token_at[delta.choice_index]
+            index = stream.index_of(delta)
+            last = stream.last_token_at[index]
             if delta.token_ids and not last:
                 observer.first_token(now - stream.arrived)
             elif delta.token_ids:
                 observer.more_tokens(now - last, len(delta.token_ids))
             if delta.token_ids:
-                stream.last_token_at[delta.choice_index] = now
+                stream.last_token_at[index] = now
             if delta.finish_reason is not None:
                 observer.request_done(now - stream.arrived)
 
     def _fail_all(self, reason: str) -> None:
         self.failure = reason
         for request_id, stream in list(self._streams.items()):
-            stream.push([_error_delta(request_id, choice, reason) for choice in range(len(stream.last_token_at))])
+            stream.fail(request_id, f"the engine has stopped: {reason}")
         self._streams.clear()
 
     # -- engine thread -------------------------------------------------------------------------------------------
@@ -294,14 +315,3 @@ def _set_error(future: asyncio.Future[object], error: Exception) -> None:
 def _set_value(future: asyncio.Future[object], value: object) -> None:
     if not future.done():
         future.set_result(value)
-
-
-def _error_delta(request_id: str, choice: int, reason: str) -> ChoiceDelta:
-    return ChoiceDelta(
-        request_id=request_id,
-        choice_index=choice,
-        token_ids=(),
-        text="",
-        finish_reason="error",
-        error=f"the engine has stopped: {reason}",
-    )

@@ -10,7 +10,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 from wingbeat.errors import RequestError
-from wingbeat.server.schema import Body, ChatBody, CompletionBody, NamedTool, TokenIds
+from wingbeat.server.schema import Body, ChatBody, CompletionBody, NamedTool
 from wingbeat.text.tokenizer import Tokenizer
 from wingbeat.text.tool_calls import MAX_CALLS, calls_schema, parameters_of, with_tools_inline
 from wingbeat.types import Request, SamplingParams
@@ -18,6 +18,7 @@ from wingbeat.types import Request, SamplingParams
 log = logging.getLogger(__name__)
 
 MAX_PROMPTS = 128
+MAX_INT = 2**31 - 1
 
 # Fields that would change the answer if they were honoured, with the values that mean "as usual" and a way out.
 UNSUPPORTED: Mapping[str, tuple[tuple[object, ...], str]] = {
@@ -45,9 +46,21 @@ UNSUPPORTED: Mapping[str, tuple[tuple[object, ...], str]] = {
 
 # Fields of OpenAI's API that say nothing about the answer.
 HARMLESS = frozenset(
-    "user store metadata service_tier prediction reasoning_effort verbosity prompt_cache_key prompt_cache_retention "
-    "safety_identifier priority request_id".split()
+    ("user", "store", "metadata", "service_tier", "prediction", "reasoning_effort", "verbosity", "prompt_cache_key")
+    + ("prompt_cache_retention", "safety_identifier", "priority", "request_id")
 )
+
+# Fields whose names and meaning are the same in a body and in SamplingParams.
+SAME_NAMES = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+) + ("seed", "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "max_draft_depth")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +91,15 @@ def completion_intake(body: CompletionBody, tokenizer: Tokenizer) -> Intake:
 def _prompts(body: CompletionBody, tokenizer: Tokenizer) -> list[list[int]]:
     prompt = body.prompt
     if isinstance(prompt, str):
-        listed: list[str | TokenIds] = [prompt]
-    elif prompt and isinstance(prompt[0], int):
-        listed = [cast(TokenIds, prompt)]
+        listed: list[object] = [prompt]
     else:
-        listed = list(cast(list[str | TokenIds], prompt))
+        listed = [prompt] if prompt and isinstance(prompt[0], int) else list(prompt)
     if not 1 <= len(listed) <= MAX_PROMPTS:
         raise RequestError("prompt", f"{len(listed)} prompts", f"1 to {MAX_PROMPTS} prompts")
     special = body.add_special_tokens
-    return [tokenizer.encode(p, add_special_tokens=special) if isinstance(p, str) else p for p in listed]
+    return [
+        tokenizer.encode(p, add_special_tokens=special) if isinstance(p, str) else cast(list[int], p) for p in listed
+    ]
 
 
 def chat_intake(body: ChatBody, tokenizer: Tokenizer) -> Intake:
@@ -176,14 +189,11 @@ def _answer_schema(body: Body) -> str | None:
 
 def _params(body: Body, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     """Sampling parameters; null means the default, as in OpenAI's API."""
-    given: dict[str, Any] = {
-        name: getattr(body, name)
-        for name in (
-            "n temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed min_tokens "
-            "ignore_eos include_stop_str_in_output skip_special_tokens max_draft_depth"
-        ).split()
-        if getattr(body, name) is not None
-    }
+    for name in ("top_k", "min_tokens", "max_draft_depth"):
+        value = getattr(body, name)
+        if value is not None and value > MAX_INT:
+            raise RequestError(name, value, f"at most {MAX_INT}")
+    given: dict[str, Any] = {name: getattr(body, name) for name in SAME_NAMES if getattr(body, name) is not None}
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return SamplingParams(
         **given,
