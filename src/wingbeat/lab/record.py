@@ -24,6 +24,7 @@ class Record(BaseModel):
 class SpeculationUse(Record):
     """What speculation did for one request or in one block; counts only, so that records add up."""
 
+    num_tokens: int = 0
     num_target_forwards: int = 0
     """Target forwards of sequences: one sequence in one step counts one."""
     num_draft_steps: int = 0
