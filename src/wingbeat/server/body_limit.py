@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from time import monotonic
+import asyncio
+from contextlib import suppress
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wingbeat.server.errors import error_response
@@ -13,10 +15,6 @@ DRAIN_BYTES = 256 * 2**20
 DRAIN_SECONDS = 5.0
 """How much of a refused body is read and dropped: a client that is still sending would otherwise see a reset connection
 instead of the answer."""
-
-
-class _TooLargeError(Exception):
-    """The body turned out to be over the limit while it was read."""
 
 
 class BodyLimit:
@@ -33,13 +31,10 @@ class BodyLimit:
         if announced.isdigit() and int(announced) > self._max_bytes:
             await self._refuse(scope, receive, send, f"{announced} bytes")
             return
-        try:
-            await self._app(scope, self._counting(receive), send)
-        except _TooLargeError:
-            await self._refuse(scope, receive, send, f"more than {self._max_bytes} bytes")
+        await self._app(scope, self._counting(receive), send)
 
     def _counting(self, receive: Receive) -> Receive:
-        """`receive` that raises once too many bytes have come."""
+        """`receive` that ends the request once too many bytes have come (a chunked body announces no length)."""
         total = 0
 
         async def counted() -> Message:
@@ -47,17 +42,21 @@ class BodyLimit:
             message = await receive()
             total += len(message.get("body", b""))
             if total > self._max_bytes:
-                raise _TooLargeError
+                await _drain(receive)
+                raise HTTPException(413, self._message("a longer one"), headers={"Connection": "close"})
             return message
 
         return counted
+
+    def _message(self, size: str) -> str:
+        return f"body={size} is not valid: at most {self._max_bytes} bytes (--max-body-bytes)"
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send, size: str) -> None:
         if Headers(scope=scope).get("expect", "").lower() != "100-continue":
             await _drain(receive)
         response = error_response(
             413,
-            f"body={size} is not valid: at most {self._max_bytes} bytes (--max-body-bytes)",
+            self._message(size),
             param="body",
             code="request_too_large",
             headers={"Connection": "close"},
@@ -66,9 +65,11 @@ class BodyLimit:
 
 
 async def _drain(receive: Receive) -> None:
-    dropped, deadline = 0, monotonic() + DRAIN_SECONDS
-    while dropped < DRAIN_BYTES and monotonic() < deadline:
-        message = await receive()
-        dropped += len(message.get("body", b""))
-        if message["type"] == "http.disconnect" or not message.get("more_body", False):
-            return
+    dropped = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            while dropped < DRAIN_BYTES:
+                message = await receive()
+                dropped += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return

@@ -1,0 +1,94 @@
+"""wingbeat serve: an OpenAI-compatible server over one engine."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Literal
+
+from wingbeat.engine.config import EngineConfig
+from wingbeat.errors import ConfigError
+
+LogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
+GRACE_SECONDS = 10
+"""How long running requests may go on after SIGTERM or Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serve:
+    """Serves a model over HTTP, as OpenAI's API does."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 is every interface (set --api-key then)."""
+    port: int = 8000
+    """0 takes a free one; it is printed."""
+    api_key: tuple[str, ...] = ()
+    """Keys that clients must bring one of; none: everybody is let in."""
+    served_model_name: tuple[str, ...] = ()
+    """Names the model answers to; its own when none is given."""
+    max_body_bytes: int = 10_000_000
+    """Longest request body."""
+    uvicorn_log_level: LogLevel = "warning"
+    """info logs every request."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError("port", self.port, "an integer from 0 to 65535")
+        if self.max_body_bytes < 1:
+            raise ConfigError("max_body_bytes", self.max_body_bytes, "an integer >= 1")
+        if not all(self.api_key):
+            raise ConfigError("api_key", "", "non-empty keys")
+
+
+def run(config: Serve) -> int:
+    """Serves until SIGTERM or Ctrl-C. Raises ConfigError or CheckpointError before anything is served."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # The address comes first: nobody should wait for a model to learn that the port is taken.
+    with closing(listen(config.host, config.port)) as listener:
+        return _serve(config, listener)
+
+
+def _serve(config: Serve, listener: socket.socket) -> int:
+    import uvicorn
+
+    from wingbeat.engine.engine import Engine
+    from wingbeat.server.app import ServerOptions, build_app
+
+    # The engine's thread gets the interpreter back sooner while answers are being written.
+    sys.setswitchinterval(0.001)
+    engine = Engine.from_config(config.engine)
+    options = ServerOptions(
+        model_names=config.served_model_name, api_keys=config.api_key, max_body_bytes=config.max_body_bytes
+    )
+    settings = uvicorn.Config(
+        build_app(engine, options),
+        log_level=config.uvicorn_log_level,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_keep_alive=75,
+    )
+    print(f"serving {engine.model_name} on {_address(listener)}", file=sys.stderr, flush=True)
+    server = uvicorn.Server(settings)
+    server.run(sockets=[listener])
+    return 0 if server.started else 1
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. ConfigError when the address is taken or is none of this machine's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError("port", f"{host}:{port}", f"a free address of this machine ({error.strerror})") from None
+    return listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
