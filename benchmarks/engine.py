@@ -19,7 +19,6 @@ import tyro
 
 from wingbeat.engine.config import EngineConfig
 from wingbeat.engine.engine import Engine
-from wingbeat.text.template import render_chat
 from wingbeat.types import Request, SamplingParams
 
 SUITES = Path(__file__).parents[1] / "src/wingbeat/lab/suites/data"
@@ -52,8 +51,7 @@ class Block:
 def load_prompts(engine: Engine, domain: str) -> list[tuple[int, ...]]:
     path = Path(domain) if domain.endswith(".jsonl") else SUITES / f"{domain}.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    texts = [render_chat(engine.tokenizer, row["messages"]) for row in rows]
-    return [tuple(engine.tokenizer.encode(text)) for text in texts]
+    return [tuple(engine.encode_chat(row["messages"])) for row in rows]
 
 
 def run_block(engine: Engine, prompts: list[tuple[int, ...]], concurrency: int, options: Options, first: int) -> Block:

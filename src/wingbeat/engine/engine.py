@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import psutil
@@ -127,6 +130,16 @@ class Engine:
         self._sequences[request.request_id] = sequences
         for sequence in sequences:
             self._core.scheduler.add(sequence)
+
+    def encode_chat(self, messages: Seq[Mapping[str, object]], **options: Any) -> list[int]:
+        """Token ids of a conversation through the model's chat template (options: see ChatTemplate.render).
+
+        Raises RequestError naming the message that is wrong.
+        """
+        if self.tokenizer.template is None:
+            raise RequestError("messages", f"{len(messages)} messages", "this model has no chat template: use a prompt")
+        text = self.tokenizer.template.render(messages, **options)
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _check(self, request: Request) -> None:
         params, vocab = request.params, self._target.info.vocab_size

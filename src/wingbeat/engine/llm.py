@@ -14,7 +14,6 @@ from typing import Any
 from wingbeat.engine.config import EngineConfig
 from wingbeat.engine.engine import Engine
 from wingbeat.errors import EngineError, RequestError
-from wingbeat.text.template import render_chat
 from wingbeat.types import ChoiceDelta, ChoiceStats, FinishReason, Request, SamplingParams, TokenLogprob
 
 Prompt = str | Sequence[int]
@@ -78,8 +77,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Answers to conversations given as OpenAI messages."""
-        prompts = [render_chat(self.engine.tokenizer, messages) for messages in conversations]
-        return self.generate([self.engine.tokenizer.encode(text) for text in prompts], params)
+        return self.generate([self.engine.encode_chat(messages) for messages in conversations], params)
 
     def run(self, requests: Sequence[Request]) -> list[RequestOutput]:
         """Runs prepared requests to their end."""
