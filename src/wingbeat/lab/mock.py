@@ -1,6 +1,7 @@
 """A chat server with known behaviour: what the client measures against it can be compared with the truth.
 
-It answers after a known delay with known tokens per chunk at a known pace, counts like a real server, and breaks on request.
+It answers after a known delay, with known tokens per chunk at a known pace, counts like a real server, and breaks on
+request.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class MockServer:
         self.seen.running += 1
         try:
             async with self._room:
-                await self._answer(response, body, fault)
+                await self._answer(request, response, body, fault)
         finally:
             self.seen.running -= 1
         return response
@@ -144,7 +145,9 @@ class MockServer:
     def _fault(self) -> Fault:
         return self.behaviour.fault if len(self.seen.bodies) % self.behaviour.fault_every == 0 else "none"
 
-    async def _answer(self, response: web.StreamResponse, body: dict[str, Any], fault: Fault) -> None:
+    async def _answer(
+        self, request: web.Request, response: web.StreamResponse, body: dict[str, Any], fault: Fault
+    ) -> None:
         total = self.behaviour.num_tokens or int(body["max_tokens"])
         await _send(response, {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
         loop = asyncio.get_running_loop()
@@ -156,8 +159,8 @@ class MockServer:
             sent, steps, due = sent + step, steps + 1, due + self.behaviour.step_s
             self._count(step)
             if fault == "disconnect" and sent > total // 2:
-                assert response._payload_writer is not None
-                response._payload_writer.transport.close()  # type: ignore[attr-defined]
+                if request.transport is not None:
+                    request.transport.close()
                 return
             if fault == "error_event" and sent > total // 2:
                 await _send(response, {"error": {"message": "the engine failed"}})
