@@ -6,8 +6,10 @@ import logging
 import socket
 import sys
 from contextlib import closing
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
+
+import tyro
 
 from wingbeat.engine.config import EngineConfig
 from wingbeat.errors import ConfigError
@@ -21,6 +23,8 @@ GRACE_SECONDS = 10
 class Serve:
     """Serves a model over HTTP, as OpenAI's API does."""
 
+    model_tag: Annotated[str | None, tyro.conf.Positional] = None
+    """The model, as --model takes it."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 is every interface (set --api-key then)."""
     port: int = 8000
@@ -42,6 +46,13 @@ class Serve:
             raise ConfigError("max_body_bytes", self.max_body_bytes, "an integer >= 1")
         if not all(self.api_key):
             raise ConfigError("api_key", "", "non-empty keys")
+        if self.model_tag is not None and self.engine.model not in (self.model_tag, "smollm2"):
+            raise ConfigError("model", self.engine.model, f"one model, not also {self.model_tag!r}")
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The engine's settings, with the model wherever it was named."""
+        return self.engine if self.model_tag is None else replace(self.engine, model=self.model_tag)
 
 
 def run(config: Serve) -> int:
@@ -60,7 +71,7 @@ def _serve(config: Serve, listener: socket.socket) -> int:
 
     # The engine's thread gets the interpreter back sooner while answers are being written.
     sys.setswitchinterval(0.001)
-    engine = Engine.from_config(config.engine)
+    engine = Engine.from_config(config.engine_config)
     options = ServerOptions(
         model_names=config.served_model_name, api_keys=config.api_key, max_body_bytes=config.max_body_bytes
     )

@@ -85,12 +85,12 @@ def describe(errors: Sequence[object]) -> tuple[str, str | None]:
         return f"the body is not valid JSON: {detail}", None
     location = [str(part) for part in cast(Sequence[object], first.get("loc") or ()) if part != "body"]
     # A union reports one error per alternative, with the alternative's type in the path; the field is what matters.
-    field = location[0] if location else "body"
-    path = _path(location) if location else field
-    if first.get("type") == "missing":
-        return f"{path} is required", field
+    field = location[0] if location else None
     if not location:
         return "the body must be a JSON object, sent with Content-Type: application/json", None
+    path = _path(location)
+    if first.get("type") == "missing":
+        return f"{path} is required", field
     allowed = sorted({str(cast(dict[str, object], e).get("msg")) for e in errors if _is_about(e, field)})
     return f"{path}={_shown(first.get('input'))} is not valid: {'; or '.join(allowed)}", field
 
@@ -106,7 +106,7 @@ def _path(location: list[str]) -> str:
     return path
 
 
-def _is_about(error: object, field: str) -> bool:
+def _is_about(error: object, field: str | None) -> bool:
     location = [p for p in cast(Sequence[object], cast(dict[str, object], error).get("loc") or ()) if p != "body"]
     return bool(location) and location[0] == field
 
