@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import sys
 from contextlib import closing
@@ -83,6 +84,10 @@ def _serve(config: Serve, listener: socket.socket) -> int:
     )
     print(f"serving {engine.model_name} on {_address(listener)}", file=sys.stderr, flush=True)
     server = uvicorn.Server(settings)
+    # The server stops on these by itself, then raises them again for whoever had them before: a stop asked for is no
+    # failure, so that is nobody.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
     server.run(sockets=[listener])
     return 0 if server.started else 1
 

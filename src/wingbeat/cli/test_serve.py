@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 import tyro
 
 from wingbeat.cli.main import main
 from wingbeat.cli.serve import Serve, listen
 from wingbeat.errors import ConfigError
+from wingbeat.server.test_fake import TEMPLATE
+from wingbeat.text.test_detokenize import byte_tokenizer
 
 
 def parsed(*flags: str) -> Serve:
@@ -74,3 +82,75 @@ def test_a_taken_port_is_said_before_the_model_loads(capsys: pytest.CaptureFixtu
 def test_flags_need_no_torch() -> None:
     code = "import sys, wingbeat.cli.serve; sys.exit('torch' in sys.modules or 'fastapi' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 288,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def model_directory(directory: Path) -> Path:
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    byte_tokenizer().backend.save(str(directory / "tokenizer.json"))
+    settings = {"eos_token": "<eos>", "chat_template": TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+@contextmanager
+def started(*flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A server of its own process, on a free port, once it answers."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "wingbeat", "serve", "--port", str(port), "--num-threads", "1", *flags]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    try:
+        wait_for_health(process, url := f"http://127.0.0.1:{port}")
+        yield process, url
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+def wait_for_health(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.05)
+    process.kill()
+    raise AssertionError(process.communicate()[1].decode())
+
+
+def test_a_real_engine_serves_and_stops_on_sigterm(tmp_path: Path) -> None:
+    model = str(model_directory(tmp_path))
+    with started(model, "--load-format", "dummy", "--dtype", "float32", "--max-num-seqs", "4") as (process, url):
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "ignore_eos": True, "seed": 1}
+        whole = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30).json()
+        assert whole["usage"]["completion_tokens"] == 8
+        again = httpx.post(f"{url}/v1/chat/completions", json={**body, "n": 2}, timeout=30).json()
+        assert again["choices"][0]["message"] == whole["choices"][0]["message"] != again["choices"][1]["message"]
+        asked = {**body, "ignore_eos": False, "max_tokens": 100, "response_format": response_format()}
+        held = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=30).json()
+        assert json.loads(held["choices"][0]["message"]["content"])["x"] in ("y", "zz")
+        long = httpx.post(f"{url}/v1/completions", json={"prompt": "x" * 300}, timeout=30)
+        assert long.status_code == 400 and "max_model_len 256" in long.json()["error"]["message"]
+        assert httpx.get(f"{url}/v1/speculation", timeout=30).json()["depth"] == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def response_format() -> dict[str, object]:
+    schema = {"type": "object", "properties": {"x": {"enum": ["y", "zz"]}}, "required": ["x"]}
+    return {"type": "json_schema", "json_schema": {"schema": {**schema, "additionalProperties": False}}}
