@@ -21,17 +21,19 @@ def cpu_features() -> frozenset[str]:
     return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
 
 
+HAS_BF16_DOT = "avx512bf16" in cpu_features() and not os.environ.get("WINGBEAT_NO_BF16_DOT")
+"""vdpbf16ps: two bf16 products and an fp32 sum per lane. Without it the same layout is multiplied in fp32."""
+
+
 def cache_dir() -> Path:
     """Folder of this version's compiled kernels on this CPU."""
-    digest = hashlib.sha256(f"{numba.__version__} {llvm.get_host_cpu_name()} {sorted(cpu_features())}".encode())
+    target = f"{numba.__version__} {llvm.get_host_cpu_name()} {sorted(cpu_features())} {HAS_BF16_DOT}"
+    digest = hashlib.sha256(target.encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         if not source.name.startswith("test_"):
             digest.update(source.read_bytes())
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "wingbeat" / "kernels" / f"{digest.hexdigest()[:16]}-{sys.version_info.minor}"
 
-
-HAS_BF16_DOT = "avx512bf16" in cpu_features() and not os.environ.get("WINGBEAT_NO_BF16_DOT")
-"""vdpbf16ps: two bf16 products and an fp32 sum per lane. Without it the same layout is multiplied in fp32."""
 
 numba.config.CACHE_DIR = str(cache_dir())
