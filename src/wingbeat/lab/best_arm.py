@@ -1,8 +1,8 @@
 """Is `auto` as good as the better of the fixed arms? Pure.
 
-The largest of several noisy figures is too large on average, so comparing with 'the best arm' on the blocks that chose
-it is unfair to auto. The blocks are halved: the better arm is chosen on one half and compared on the other, then the other
-way round.
+The largest of several noisy figures is too large on average, so comparing with 'the best arm' on the blocks that
+chose it is unfair to auto. The blocks are halved: the better arm is chosen on one half and compared on the other,
+then the other way round.
 """
 
 from __future__ import annotations

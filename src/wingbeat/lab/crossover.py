@@ -1,7 +1,7 @@
 """Where speculation stops paying: the concurrency at which the throughput ratio falls through 1. Pure.
 
-More load can only make speculation less worth while, so the log ratio over log2(concurrency) is fitted as
-non-increasing (isotonic regression); the crossover is its zero, by interpolation, and its interval is where the pointwise
+More load can only make speculation less worth while, so the log ratio over log2(concurrency) is fitted as non-
+increasing (isotonic regression); the crossover is its zero, by interpolation, and its interval is where the pointwise
 t band crosses zero.
 """
 

@@ -1,8 +1,8 @@
 """Statistics of paired, interleaved blocks. Pure.
 
 Everything is done on logarithms of throughput ratios, cell by cell (a cell is one domain at one concurrency). Blocks
-are few, so the spread of a block is estimated from all cells together (pooled SD, Student's t); what cells share is their
-noise, not their mean.
+are few, so the spread of a block is estimated from all cells together (pooled SD, Student's t); what cells share is
+their noise, not their mean.
 """
 
 from __future__ import annotations
