@@ -52,7 +52,7 @@ class ChatClient:
     """Requests to one OpenAI-compatible server over one connection pool."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, model: str, *, speculation: bool = True) -> None:
-        self._session, self._model = session, model
+        self._session, self.model = session, model
         self._endpoint = url.rstrip("/") + "/v1/chat/completions"
         self._speculation = speculation
 
@@ -73,7 +73,7 @@ class ChatClient:
 
     def _body(self, prompt: Prompt, sampling: Sampling, seed: int, salt: str | None) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "model": self._model,
+            "model": self.model,
             "messages": prompt.messages,
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from time import perf_counter
 
-from wingbeat.errors import LabError
+from wingbeat.errors import ConfigError, LabError
+from wingbeat.lab.arms import Arm
 from wingbeat.lab.client import ChatClient, Reply, Sampling
-from wingbeat.lab.experiment import NO_ARM, BenchSpec, Progress, Watch
+from wingbeat.lab.experiment import BenchSpec, Progress, Watch
 from wingbeat.lab.generate import Generated, client_faults, generate
 from wingbeat.lab.ledger import RunWriter
 from wingbeat.lab.measures import cached_share, missing_usage, window_tokens
 from wingbeat.lab.record import BlockRecord, PlanSample
 from wingbeat.lab.remote import Counters, Remote, speculation_in, time_in
-from wingbeat.lab.suites import Prompt
+from wingbeat.lab.suites import Prompt, Suite
 from wingbeat.lab.workload import Turn, split_warm_up
 
 PLAN_PERIOD_S = 0.5
@@ -21,37 +23,42 @@ MAX_ERROR_SHARE = 0.01
 WARM_UP_STREAMS = 8
 
 
+@dataclass(frozen=True, slots=True)
+class Station:
+    """The server of one arm, as the load generator and as the bookkeeper see it."""
+
+    arm: Arm
+    client: ChatClient
+    remote: Remote
+
+
 class Conductor:
     """One run in progress; `notes` collects what a reader of the run must know."""
 
-    def __init__(self, spec: BenchSpec, client: ChatClient, remote: Remote, writer: RunWriter, watch: Watch) -> None:
-        self._spec, self._client, self._remote, self._writer, self._watch = spec, client, remote, writer, watch
+    def __init__(self, spec: BenchSpec, stations: tuple[Station, ...], writer: RunWriter, watch: Watch) -> None:
+        self._spec, self._writer, self._watch = spec, writer, watch
+        self._stations = {station.arm.name: station for station in stations}
         self._start = perf_counter()
+        self._budget = Budget(spec.budget_s)
         self._done = 0
         self._last: BlockRecord | None = None
         self._can_cut = True
         self.notes: list[str] = []
 
     async def run_all(self) -> None:
-        """Every turn of the schedule; stops between blocks when the next would break the budget."""
+        """Every cell of the schedule, each with all its arms; a cell that would break the budget is left out."""
         await self._warm_up()
-        schedule = self._spec.schedule
-        block, block_started, longest = 0, perf_counter(), 0.0
-        for turn in schedule.turns():
-            if turn.block != block:
-                longest = max(longest, perf_counter() - block_started)
-                block, block_started = turn.block, perf_counter()
-                if self._out_of_time(longest, block):
-                    break
-            await self._turn(turn)
+        left_out: list[Turn] = []
+        for turn in self._spec.schedule.turns():
+            if turn.order == 0:
+                running = self._budget.admits(turn.concurrency)
+            if running:
+                await self._turn(turn)
+            elif turn.order == 0:
+                left_out.append(turn)
+        self._budget.close()
+        self.notes.extend(left_out_note(left_out))
         self._tell("done")
-
-    def _out_of_time(self, longest: float, block: int) -> bool:
-        budget = self._spec.budget_s
-        if budget is None or perf_counter() - self._start + longest <= budget:
-            return False
-        self.notes.append(f"stopped after {block} of {self._spec.schedule.blocks} blocks: the time budget was used up")
-        return True
 
     def _tell(self, text: str) -> None:
         total = self._spec.schedule.num_turns
@@ -63,73 +70,119 @@ class Conductor:
         for suite in self._spec.schedule.suites:
             self._tell(f"warm-up: {suite.name}")
             others, _ = split_warm_up(suite)
-            for arm in self._spec.schedule.arms:
-                await self._set_arm(arm)
-                self._judge_warm_up(await self._send_all(others, sampling))
+            for station in self._stations.values():
+                await self._prepare(station)
+                self._judge_warm_up(station, await self._send_all(station, others, sampling))
             if self._spec.prefix_cache == "warm":
-                one = Sampling(max_tokens=1, temperature=sampling.temperature, top_p=sampling.top_p)
-                await self._send_all(self._measured(suite.prompts, others), one)
+                await self._fill_caches(self._measured(suite))
 
-    def _measured(self, prompts: tuple[Prompt, ...], others: tuple[Prompt, ...]) -> tuple[Prompt, ...]:
-        rest = prompts[len(others) :] or prompts
-        return rest[: self._spec.max_prompts]
+    async def _fill_caches(self, prompts: tuple[Prompt, ...]) -> None:
+        """Once per server, not per arm: policies share their server's cache."""
+        sampling = self._spec.sampling
+        one = Sampling(max_tokens=1, temperature=sampling.temperature, top_p=sampling.top_p)
+        for station in {station.arm.url: station for station in self._stations.values()}.values():
+            await self._send_all(station, prompts, one)
 
-    async def _send_all(self, prompts: tuple[Prompt, ...], sampling: Sampling) -> list[Reply]:
+    def _measured(self, suite: Suite) -> tuple[Prompt, ...]:
+        return split_warm_up(suite)[1][: self._spec.max_prompts]
+
+    async def _send_all(self, station: Station, prompts: tuple[Prompt, ...], sampling: Sampling) -> list[Reply]:
         gate = asyncio.Semaphore(WARM_UP_STREAMS)
 
         async def send(prompt: Prompt) -> Reply:
             async with gate:
-                return await self._client.chat(prompt, sampling, self._spec.seed)
+                return await station.client.chat(prompt, sampling, self._spec.seed)
 
         return list(await asyncio.gather(*(send(prompt) for prompt in prompts)))
 
-    def _judge_warm_up(self, replies: list[Reply]) -> None:
+    def _judge_warm_up(self, station: Station, replies: list[Reply]) -> None:
         """Fails early when nothing works; learns whether the server reports usage per chunk."""
         if all(reply.error is not None for reply in replies):
-            raise LabError(f"no warm-up request succeeded: {replies[0].error}")
+            raise LabError(f"arm {station.arm.name!r}: no warm-up request succeeded: {replies[0].error}")
         if any(reply.num_tokens and reply.num_tokens > 1 and not reply.progress for reply in replies):
             self._can_cut = False
 
-    async def _set_arm(self, arm: str) -> None:
-        if arm != NO_ARM:
-            await self._remote.wait_idle()
-            await self._remote.set_policy(arm)
+    async def _prepare(self, station: Station) -> None:
+        """An idle server with the arm's policy and the prefix cache that was asked for."""
+        await station.remote.wait_idle()
+        if station.arm.policy is not None:
+            await station.remote.set_policy(station.arm.policy)
+        if self._spec.prefix_cache == "cold" and not await station.remote.reset_prefix_cache():
+            url = station.arm.url
+            raise ConfigError("prefix_cache", "cold", f"{url} has no /reset_prefix_cache: use warm, salted or as-is")
 
     async def _turn(self, turn: Turn) -> None:
         self._tell(f"block {turn.block + 1}: {turn.suite.name} C={turn.concurrency} {turn.arm}")
-        await self._set_arm(turn.arm)
-        before = await self._remote.counters()
+        station = self._stations[turn.arm]
+        await self._prepare(station)
+        before = await station.remote.counters()
         started = perf_counter()
         plans: list[PlanSample] = []
-        poll = asyncio.create_task(self._poll_plans(plans)) if turn.arm != NO_ARM else None
-        others, _ = split_warm_up(turn.suite)
+        poll = asyncio.create_task(_poll_plans(station.remote, plans))
         try:
-            out = await generate(
-                self._client,
-                turn,
-                self._measured(turn.suite.prompts, others),
-                self._spec.sampling,
-                self._spec.seed,
-                salted=self._spec.prefix_cache == "salted",
-                cut=self._can_cut,
-                on_request=self._writer.add_request,
-            )
+            out = await self._generate(station, turn)
         finally:
-            if poll is not None:
-                poll.cancel()
-        after = await self._remote.counters()
+            poll.cancel()
+        await station.remote.wait_idle()
+        after = await station.remote.counters()
         gained = after.since(before) if before is not None and after is not None else None
         record = judge(turn, out, started - self._start, gained, tuple(plans))
         self._writer.add_block(record)
         self._done, self._last = self._done + 1, record
 
-    async def _poll_plans(self, plans: list[PlanSample]) -> None:
-        start = perf_counter()
-        while True:
-            await asyncio.sleep(PLAN_PERIOD_S)
-            sample = await self._remote.plan(start)
-            if sample is not None:
-                plans.append(sample)
+    async def _generate(self, station: Station, turn: Turn) -> Generated:
+        return await generate(
+            station.client,
+            turn,
+            self._measured(turn.suite),
+            self._spec.sampling,
+            self._spec.seed,
+            salted=self._spec.prefix_cache == "salted",
+            cut=self._can_cut,
+            on_request=self._writer.add_request,
+        )
+
+
+class Budget:
+    """Decides before each cell whether it still fits, from how long cells of its concurrency took."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._start, self._seconds = perf_counter(), seconds
+        self._took: dict[int, float] = {}
+        self._open: tuple[int, float] | None = None
+
+    def admits(self, concurrency: int) -> bool:
+        """Whether the next cell may start; the one before it has ended."""
+        self.close()
+        guess = self._took.get(concurrency, max(self._took.values(), default=0.0))
+        if self._seconds is not None and perf_counter() - self._start + guess > self._seconds:
+            return False
+        self._open = (concurrency, perf_counter())
+        return True
+
+    def close(self) -> None:
+        """The cell that ran has ended."""
+        if self._open is not None:
+            concurrency, started = self._open
+            self._took[concurrency] = max(self._took.get(concurrency, 0.0), perf_counter() - started)
+            self._open = None
+
+
+def left_out_note(turns: list[Turn]) -> list[str]:
+    """What the time budget cost, in one line; nothing when it cost nothing."""
+    if not turns:
+        return []
+    cells = [f"{turn.suite.name} C={turn.concurrency} (block {turn.block + 1})" for turn in turns]
+    shown = ", ".join(cells[:6]) + (f" and {len(cells) - 6} more" if len(cells) > 6 else "")
+    return [f"{len(cells)} cells were left out, the time budget was used up: {shown}"]
+
+
+async def _poll_plans(remote: Remote, plans: list[PlanSample]) -> None:
+    """What the policy does, twice a second; ends where the server has no policies."""
+    start = perf_counter()
+    while (sample := await remote.plan(start)) is not None:
+        plans.append(sample)
+        await asyncio.sleep(PLAN_PERIOD_S)
 
 
 def judge(

@@ -11,9 +11,7 @@ from wingbeat.lab.client import Sampling
 from wingbeat.lab.record import BlockRecord
 from wingbeat.lab.workload import Schedule
 
-NO_ARM = "-"
-"""The arm of a server whose policy cannot be set."""
-PREFIX_CACHE = ("warm", "salted", "as-is")
+PREFIX_CACHE = ("warm", "cold", "salted", "as-is")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +25,15 @@ class BenchSpec:
     sampling: Sampling
     seed: int = 0
     prefix_cache: str = "warm"
-    """`warm`: every prompt is sent once before it is measured, so that all arms find it cached; `salted`: no arm finds
-    anything (cache_salt per request, needs a server that honours it); `as-is`: nothing is done."""
+    """`warm`: every prompt is sent once before it is measured, so that all arms find it cached; `cold`: the cache is
+    emptied before each block (needs POST /reset_prefix_cache); `salted`: no arm finds anything (a cache_salt per
+    request, needs a server that honours it); `as-is`: nothing is done."""
     max_prompts: int | None = None
     """Use only so many prompts of each suite; None is all."""
     out: Path = Path("out/runs")
     label: str = ""
     budget_s: float | None = None
-    """No further block (all cells once) is started that would end after this."""
+    """No cell is started that would end after this; a cell runs all its arms or none."""
 
     def __post_init__(self) -> None:
         if self.prefix_cache not in PREFIX_CACHE:

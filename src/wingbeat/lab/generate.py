@@ -1,7 +1,7 @@
 """Closed-loop load: C slots, each sending the next prompt of the block as soon as its last answer ended.
 
-The slots share one counter, so request i of a block is prompt i with seed i whoever sends it, in every arm. Meanwhile the
-generator watches itself: a block in which the client was the limit says so and is not used.
+The slots share one counter, so request i of a block is prompt i with seed i whoever sends it, in every arm. Meanwhile
+the generator watches itself: a block in which the client was the limit says so and is not used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Generated:
     busy_until: float = 0.0
     """When the first slot found nothing more to send, or time was over."""
     end: float = 0.0
-    health: ClientHealth = ClientHealth()
+    health: ClientHealth = field(default_factory=ClientHealth)
 
 
 class _Source:
@@ -78,7 +78,7 @@ async def generate(
 ) -> Generated:
     """Runs one turn to its end; `on_request` is called as each request finishes.
 
-    `cut`: when the time of the block is over, end requests in flight at once (needs usage per chunk); else let them finish.
+    `cut`: when the time of the block is over, end requests in flight at once (needs usage per chunk); else await them.
     """
     out = Generated(start=perf_counter())
     source = _Source(turn, out.start)
@@ -92,11 +92,11 @@ async def generate(
             salt = f"{turn.block}-{turn.arm}-{turn.concurrency}-{index}" if salted else None
             reply = await client.chat(prompt, sampling, its_seed, stop_at=source.stop_at if cut else None, salt=salt)
             record = _record(turn, number, index, prompt, its_seed, free_at, reply, out.start)
+            if reply.error is not None:
+                await asyncio.sleep(ERROR_PAUSE_S)
             free_at = perf_counter()
             out.requests.append(record)
             on_request(record)
-            if reply.error is not None:
-                await asyncio.sleep(ERROR_PAUSE_S)
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -1,7 +1,7 @@
 """Run directories: append-only while a run lasts, renamed into place when it finishes.
 
-A run writes into `.<run_id>.partial/`; finishing renames that to `<run_id>/`. A crash therefore leaves a partial directory with
-every finished request in it and nothing that looks complete; `read_run` reads both and says which it is.
+A run writes into `.<run_id>.partial/`; finishing renames that to `<run_id>/`. A crash therefore leaves a partial
+directory with every finished request in it and nothing that looks complete; `read_run` reads both and says which it is.
 """
 
 from __future__ import annotations

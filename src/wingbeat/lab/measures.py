@@ -24,7 +24,8 @@ SAMPLE_FLOOR = {0.5: 1, 0.9: 64, 0.95: 130, 0.99: 662}
 def tokens_until(record: RequestRecord, at_s: float) -> float:
     """Tokens of a request that had arrived by `at_s`.
 
-    With continuous usage this is what the server said; else the n tokens of `usage` spread evenly between first and last chunk.
+    With continuous usage this is what the server said; else the n tokens of `usage` spread evenly between first and
+    last chunk.
     """
     if record.progress:
         place = bisect_right(record.progress, at_s, key=lambda point: point[0])

@@ -4,7 +4,8 @@
     requests.jsonl  RequestRecord   one line as each request ends
     blocks.jsonl    BlockRecord     one line as each block ends
 
-Times are seconds of the client's monotonic clock, counted from the start of the block; `started_at` is the only wall time.
+Times are seconds of the client's monotonic clock, counted from the start of the block; `started_at` is the only wall
+time.
 """
 
 from __future__ import annotations

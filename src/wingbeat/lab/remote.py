@@ -50,8 +50,9 @@ def parse_metrics(text: str) -> Counters:
         found = _SAMPLE.match(line)
         if found is None or line.startswith("#"):
             continue
-        labels = dict(_LABEL.findall(found[2] or ""))
-        key = (found[1].rpartition(":")[2], labels.get("part", labels.get("position", "")))
+        labels: dict[str, str] = dict(_LABEL.findall(found[2] or ""))
+        name = str(found[1]).rpartition(":")[2]
+        key = (name, labels.get("part", labels.get("position", "")))
         values[key] = values.get(key, 0.0) + float(found[3])
     return Counters(values)
 
@@ -124,6 +125,11 @@ class Remote:
         async with self._session.post(f"{self.url}/v1/speculation", json={"policy": spec}) as response:
             if response.status != 200:
                 raise ConfigError("arms", spec, f"the server answered {response.status}: {await response.text()}")
+
+    async def reset_prefix_cache(self) -> bool:
+        """Empties the prefix cache; False where the server offers no such thing."""
+        async with self._session.post(f"{self.url}/reset_prefix_cache") as response:
+            return response.status == 200
 
     async def plan(self, start: float) -> PlanSample | None:
         """What the policy does right now."""

@@ -1,8 +1,9 @@
 """What is run, in which order: cells, blocks, arms and the prompts of each block. Pure.
 
-Block b of a cell (domain x concurrency) runs every arm once, in the order A B C, the next block in the order C B A, and so on, so
-that a drift of the machine meets all arms alike. Within a block all arms send the same prompts in the same order with the same
-seeds; from block to block the order is rotated, so that no cell lives on the first few prompts of a suite.
+Block b of a cell (domain x concurrency) runs every arm once, in the order A B C, the next block in the order C B A,
+and so on, so that a drift of the machine meets all arms alike. Within a block all arms send the same prompts in the
+same order with the same seeds; from block to block the order is rotated, so that no cell lives on the first few
+prompts of a suite.
 """
 
 from __future__ import annotations
