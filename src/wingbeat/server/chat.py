@@ -8,14 +8,17 @@ from uuid import uuid4
 
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
+from wingbeat.errors import RequestError
+from wingbeat.server.bridge import Stream
 from wingbeat.server.context import ServerContext
 from wingbeat.server.intake import Intake, chat_intake
 from wingbeat.server.logprobs import chat_logprobs
 from wingbeat.server.schema import ChatBody
 from wingbeat.server.stream import CLIENT_GONE, Collected, EventStream, collect, unless_disconnected
 from wingbeat.server.usage import UsageMeter
+from wingbeat.server.wire import Json
 from wingbeat.text.tool_calls import Parsed, ToolCall, ToolCallReader
 from wingbeat.types import ChoiceDelta
 
@@ -32,15 +35,25 @@ def chat_router(server: ServerContext) -> APIRouter:
         intake = await asyncio.to_thread(chat_intake, body, server.tokenizer)
         writer = ChatWriter(server, body, intake, model)
         if body.stream:
-            return EventStream(server.bridge, await server.bridge.submit(intake.requests), writer)
-        answer = await unless_disconnected(http, _answer(server, intake, writer))
-        return Response(status_code=CLIENT_GONE) if answer is None else JSONResponse(answer)
+            return EventStream(server.bridge, await _submit(server, intake, body), writer)
+        answer = await unless_disconnected(http, _answer(server, intake, body, writer))
+        return Response(status_code=CLIENT_GONE) if answer is None else Json(answer)
 
     return router
 
 
-async def _answer(server: ServerContext, intake: Intake, writer: ChatWriter) -> JsonObject:
-    stream = await server.bridge.submit(intake.requests)
+async def _submit(server: ServerContext, intake: Intake, body: ChatBody) -> Stream:
+    """The accepted request; a schema that came from tools is refused in their name."""
+    try:
+        return await server.bridge.submit(intake.requests)
+    except RequestError as error:
+        if error.field != "response_format" or body.response_format is not None:
+            raise
+        raise RequestError("tools", error.value, error.allowed) from None
+
+
+async def _answer(server: ServerContext, intake: Intake, body: ChatBody, writer: ChatWriter) -> JsonObject:
+    stream = await _submit(server, intake, body)
     return writer.whole(await collect(server.bridge, stream, writer.meter))
 
 

@@ -7,7 +7,7 @@ from time import time
 
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from wingbeat.server.context import ServerContext
 from wingbeat.server.intake import Intake, completion_intake
@@ -15,6 +15,7 @@ from wingbeat.server.logprobs import completion_logprobs
 from wingbeat.server.schema import CompletionBody
 from wingbeat.server.stream import CLIENT_GONE, Collected, EventStream, collect, unless_disconnected
 from wingbeat.server.usage import UsageMeter
+from wingbeat.server.wire import Json
 from wingbeat.types import ChoiceDelta
 
 JsonObject = dict[str, object]
@@ -32,7 +33,7 @@ def completion_router(server: ServerContext) -> APIRouter:
         if body.stream:
             return EventStream(server.bridge, await server.bridge.submit(intake.requests), writer)
         answer = await unless_disconnected(http, _answer(server, intake, writer))
-        return Response(status_code=CLIENT_GONE) if answer is None else JSONResponse(answer)
+        return Response(status_code=CLIENT_GONE) if answer is None else Json(answer)
 
     return router
 

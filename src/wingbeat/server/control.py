@@ -9,7 +9,7 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
 from wingbeat import __version__
@@ -17,6 +17,7 @@ from wingbeat.server.bridge import EngineLike
 from wingbeat.server.context import ServerContext
 from wingbeat.server.prometheus import exposition
 from wingbeat.server.schema import PolicyBody
+from wingbeat.server.wire import Json
 
 JsonObject = dict[str, object]
 PACKAGES = ("torch", "numba", "numpy", "transformers", "tokenizers", "llguidance")
@@ -37,11 +38,11 @@ def control_router(server: ServerContext, latencies: CollectorRegistry) -> APIRo
         return _model_record(server, server.model_named(name))
 
     @router.get("/health")
-    async def health() -> JSONResponse:
+    async def health() -> Json:
         """200 while the engine serves; 503 and the reason when it has stopped."""
         failure = bridge.failure
         body: JsonObject = {"status": "ok" if failure is None else "failed", "active_requests": bridge.num_active}
-        return JSONResponse(body | ({} if failure is None else {"error": failure}), 200 if failure is None else 503)
+        return Json(body | ({} if failure is None else {"error": failure}), 200 if failure is None else 503)
 
     @router.get("/version")
     async def version_of() -> JsonObject:

@@ -8,10 +8,10 @@ from typing import cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from wingbeat.errors import CapacityError, ConfigError, EngineError, RequestError
+from wingbeat.server.wire import Json
 
 log = logging.getLogger(__name__)
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -38,11 +38,11 @@ def error_response(
     param: str | None = None,
     code: str | None = None,
     headers: dict[str, str] | None = None,
-) -> JSONResponse:
-    return JSONResponse(error_body(status, message, param=param, code=code), status, headers=headers)
+) -> Json:
+    return Json(error_body(status, message, param=param, code=code), status, headers=headers)
 
 
-def response_of(error: Exception) -> JSONResponse:
+def response_of(error: Exception) -> Json:
     """What the client hears about an exception raised while its request was handled."""
     if isinstance(error, UnknownModelError):
         return error_response(404, str(error), param="model", code="model_not_found")
@@ -59,15 +59,15 @@ def response_of(error: Exception) -> JSONResponse:
 def install(app: FastAPI) -> None:
     """Makes every error of the app leave in the one shape."""
 
-    async def on_error(_: Request, error: Exception) -> JSONResponse:
+    async def on_error(_: Request, error: Exception) -> Json:
         return response_of(error)
 
-    async def on_http(request: Request, error: Exception) -> JSONResponse:
+    async def on_http(request: Request, error: Exception) -> Json:
         http = cast(HTTPException, error)
         message = f"{request.method} {request.url.path}: {http.detail}"
         return error_response(http.status_code, message, headers=dict(http.headers or {}))
 
-    async def on_invalid(_: Request, error: Exception) -> JSONResponse:
+    async def on_invalid(_: Request, error: Exception) -> Json:
         message, param = describe(cast(RequestValidationError, error).errors())
         return error_response(400, message, param=param)
 

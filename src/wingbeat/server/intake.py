@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from wingbeat.errors import RequestError
 from wingbeat.server.schema import Body, ChatBody, CompletionBody, NamedTool
+from wingbeat.text.template import check_messages
 from wingbeat.text.tokenizer import Tokenizer
 from wingbeat.text.tool_calls import MAX_CALLS, calls_schema, parameters_of, with_tools_inline
 from wingbeat.types import Request, SamplingParams
@@ -98,7 +99,8 @@ def _prompts(body: CompletionBody, tokenizer: Tokenizer) -> list[list[int]]:
         raise RequestError("prompt", f"{len(listed)} prompts", f"1 to {MAX_PROMPTS} prompts")
     special = body.add_special_tokens
     return [
-        tokenizer.encode(p, add_special_tokens=special) if isinstance(p, str) else cast(list[int], p) for p in listed
+        tokenizer.encode(whole_characters(p), add_special_tokens=special) if isinstance(p, str) else cast(list[int], p)
+        for p in listed
     ]
 
 
@@ -108,7 +110,7 @@ def chat_intake(body: ChatBody, tokenizer: Tokenizer) -> Intake:
     names, schema = _tool_plan(body)
     named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    prompt = tokenizer.encode(_render(body, tokenizer), add_special_tokens=False)
+    prompt = tokenizer.encode(whole_characters(_render(body, tokenizer)), add_special_tokens=False)
     request = Request(
         request_id=f"chatcmpl-{uuid4().hex}",
         prompt_token_ids=tuple(prompt),
@@ -141,7 +143,7 @@ def _render(body: ChatBody, tokenizer: Tokenizer) -> str:
     messages = cast(list[dict[str, object]], body.messages)
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or [] if body.tool_choice != "none"]
     if tools and not template.reads_tools:
-        messages, tools = with_tools_inline(messages, tools), []
+        messages, tools = with_tools_inline(check_messages(messages), tools), []
     return template.render(
         messages,
         tools=tools or None,
@@ -206,11 +208,16 @@ def _params(body: Body, *, max_tokens: int | None, logprobs: int | None) -> Samp
 
 
 def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
-    try:
-        return {int(token_id): bias for token_id, bias in given.items()}
-    except ValueError:
-        wrong = next(key for key in given if not key.lstrip("-").isdigit())
-        raise RequestError("logit_bias", wrong, "token ids as keys") from None
+    """Biases by token id; JSON has only strings as keys."""
+    for key in given:
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise RequestError("logit_bias", _shortened(key), "token ids as keys")
+    return {int(token_id): bias for token_id, bias in given.items()}
+
+
+def whole_characters(text: str) -> str:
+    """The text with U+FFFD for halves of surrogate pairs, which JSON can spell and no tokenizer can read."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def check_extras(body: Body) -> None:

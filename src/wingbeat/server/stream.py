@@ -4,7 +4,6 @@ the client goes away, in both."""
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -16,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from wingbeat.errors import EngineError
 from wingbeat.server.bridge import EngineBridge, Stream
 from wingbeat.server.errors import error_body
+from wingbeat.server.wire import json_bytes
 from wingbeat.types import ChoiceDelta, TokenLogprob
 
 T = TypeVar("T")
@@ -70,8 +70,7 @@ async def _sse(stream: Stream, writer: Writer) -> AsyncIterator[bytes]:
 
 
 def _framed(events: list[JsonObject]) -> bytes:
-    texts = [json.dumps(event, ensure_ascii=False, separators=(",", ":")) for event in events]
-    return "".join([f"data: {text}\n\n" for text in texts]).encode(errors="replace")
+    return b"".join([b"data: " + json_bytes(event) + b"\n\n" for event in events])
 
 
 @dataclass(slots=True)

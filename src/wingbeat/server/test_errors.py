@@ -14,6 +14,8 @@ from wingbeat.server.app import ServerOptions
 from wingbeat.server.test_api import HELLO, TOOLS, served
 from wingbeat.server.test_fake import FakeEngine
 
+BAD_TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"$defs": 5, "type": "objec"}}}]
+CALL_NAME = "messages[0].tool_calls[0].function.name"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
@@ -68,6 +70,9 @@ async def until(true: Callable[[], bool]) -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice", "look"),
         ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format", "tool_choice to none"),
         ({"tools": [{"type": "function"}]}, "tools", "tools[0].function is required"),
+        ({"tools": BAD_TOOLS, "tool_choice": "required"}, "tools", "llguidance"),
+        ({"tools": TOOLS, "messages": [{"role": "assistant", "tool_calls": [5]}]}, CALL_NAME, "expected a string"),
+        ({"logit_bias": {"\u00b2": 1}}, "logit_bias", "token ids as keys"),
         ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "schema"),
         (
@@ -206,3 +211,18 @@ def test_an_unexpected_error_while_adding_fails_that_request_only() -> None:
         return [(await client.post(COMPLETIONS, json={"prompt": p})).status_code for p in prompts]
 
     assert served(engine, work) == [503, 200]
+
+
+def test_halves_of_surrogate_pairs_become_replacement_characters() -> None:
+    engine = FakeEngine()
+
+    async def work(client: httpx.AsyncClient) -> list[int]:
+        bodies = (
+            (CHAT, b'{"messages": [{"role": "user", "content": "\\ud800"}]}'),
+            (COMPLETIONS, b'{"prompt": "\\udc00"}'),
+        )
+        headers = {"Content-Type": "application/json"}
+        return [(await client.post(path, content=body, headers=headers)).status_code for path, body in bodies]
+
+    assert served(engine, work) == [200, 200]
+    assert [engine.tokenizer.decode(r.prompt_token_ids).count("\ufffd") for r in engine.requests] == [1, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,6 @@ import openai
 import pytest
 import uvicorn
 
-from wingbeat.cli.serve import listen
 from wingbeat.server.app import ServerOptions, build_app
 from wingbeat.server.test_fake import FakeEngine
 
@@ -25,7 +25,7 @@ TIMEOUT_S = 10.0
 @contextmanager
 def serving(engine: FakeEngine, options: ServerOptions | None = None) -> Iterator[str]:
     """The base URL of a server over `engine` on a free port."""
-    listener = listen("127.0.0.1", 0)
+    listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(build_app(engine, options), log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -121,7 +121,8 @@ def calls_schema(tools: Sequence[Mapping[str, object]], *, max_calls: int = MAX_
 def _one_call_schema(tool: Mapping[str, object], definitions: JsonObject) -> JsonObject:
     parameters = dict(parameters_of(tool))
     # References are written from the root of the tool's own schema, so its definitions move to the new root.
-    definitions.update(cast(JsonObject, parameters.pop("$defs", {})))
+    if isinstance(parameters.get("$defs"), dict):
+        definitions.update(cast(JsonObject, parameters.pop("$defs")))
     return {
         "type": "object",
         "properties": {"name": {"const": tool["name"]}, "arguments": parameters},
