@@ -3,8 +3,8 @@
     output tok/s   of a block: tokens that arrived in the steady window / its seconds; a cell: geometric mean of blocks
     percentiles    nearest rank over all requests of a cell; None below the sample floor (p90: 64, p99: 662 requests)
     accept_len     sum of tokens / sum of target forwards of sequences, bonus included: plain decoding is 1
-    acceptance     position i, conditional: accepted at i / tested at i (all before it accepted);
-                   unconditional: accepted at i / drafted at i
+    acceptance     position i, unconditional u(i): accepted at i / drafted at i;
+                   conditional (all before it accepted): u(i) / u(i - 1), u(0) = 1
     time share     seconds of a part / seconds of all parts (draft, verify, accept, listen, host)
 
 Blocks marked invalid are left out of everything.
@@ -178,17 +178,28 @@ def acceptance(run: Run) -> tuple[PositionAcceptance, ...]:
 
 
 def _positions(arm: str, domain: str, use: SpeculationUse) -> list[PositionAcceptance]:
-    return [
-        PositionAcceptance(
-            arm=arm,
-            domain=domain,
-            position=i + 1,
-            conditional=conditional,
-            unconditional=unconditional,
-            num_tested=round(use.accepted_per_pos[i] / conditional) if conditional else 0,
+    """Depths mix under `auto`: what was accepted at i - 1 in shallower drafts was never tested at i.
+
+    Unconditional rates divide by the drafts made that deep, so their quotient is free of it.
+    """
+    rows: list[PositionAcceptance] = []
+    before = 1.0
+    for i, (_, rate) in enumerate(acceptance_by_position(use)):
+        drafted = use.drafted_per_pos[i] if i < len(use.drafted_per_pos) else use.num_draft_steps
+        conditional = min(rate / before, 1.0) if before else 0.0
+        tested = round(drafted * before)
+        rows.append(
+            PositionAcceptance(
+                arm=arm,
+                domain=domain,
+                position=i + 1,
+                conditional=conditional,
+                unconditional=rate,
+                num_tested=tested,
+            )
         )
-        for i, (conditional, unconditional) in enumerate(acceptance_by_position(use))
-    ]
+        before = rate
+    return rows
 
 
 def time_splits(run: Run) -> tuple[TimeSplit, ...]:

@@ -95,6 +95,8 @@ def test_accept_len_and_acceptance_follow_the_law(run):
     assert by_cell["always:chain(3)", "coding", 8].accept_len == pytest.approx(expected_tokens(0.78, 3), abs=0.01)
     rows = [r for r in acceptance(run) if (r.arm, r.domain) == ("always:chain(3)", "agentic")]
     assert [r.conditional for r in rows] == pytest.approx([0.66, 0.66 * 0.92, 0.66 * 0.92**2], abs=0.005)
+    mixed = [r.conditional for r in acceptance(run) if (r.arm, r.domain) == ("auto", "agentic")]
+    assert mixed[:2] == pytest.approx([0.66, 0.66 * 0.92], abs=0.02)
     assert rows[2].unconditional == pytest.approx(0.66**3 * 0.92**3, abs=0.005)
 
 

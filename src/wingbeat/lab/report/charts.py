@@ -100,7 +100,7 @@ def _ratio_panel(domain: str, judgement: Judgement, points: Sequence[int], colou
     everything = [bound for arm in judgement.arms for r in arm.ratios.values() for bound in (r.value, r.low, r.high)]
     known = [1.0, *(bound for bound in everything if bound is not None)]
     # An interval from two blocks can be enormous; the axis shows ratios from 0 to 4 at most.
-    scale = alt.Scale(domain=[max(min(known), 0), min(max(known), 4)], nice=True, clamp=True)
+    scale = alt.Scale(domain=[max(min(known) - 0.05, 0), min(max(known) + 0.05, 4)], nice=False, clamp=True)
     y = alt.Y("ratio:Q", scale=scale, axis=alt.Axis(tickCount=4))
     layers: list[alt.Chart | alt.LayerChart] = [
         _level(),
@@ -167,9 +167,7 @@ def acceptance_chart(arm: str, rows: Sequence[PositionAcceptance], colours: Colo
     colour = alt.Color("domain:N", scale=alt.Scale(domain=list(colours), range=list(colours.values())), legend=None)
     base = alt.Chart(alt.Data(values=values)).encode(
         x=alt.X("position:O", title="draft position", axis=alt.Axis(labelAngle=0)),
-        y=alt.Y(
-            "rate:Q", title="accepted, given all before", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%")
-        ),
+        y=alt.Y("rate:Q", title="accepted, if all before", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%")),
         color=colour,
     )
     drawn = base.mark_line(strokeWidth=2) + base.mark_point(size=26, filled=True, opacity=1)

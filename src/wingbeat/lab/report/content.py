@@ -29,7 +29,7 @@ FORMULAS = (
     ("TPOT", "(last chunk \u2212 first chunk) / (tokens \u2212 1)"),
     ("E2E", "last chunk with text \u2212 send"),
     ("accept_len", "\u03a3 tokens / \u03a3 target forwards of sequences; plain decoding is 1"),
-    ("conditional acceptance", "accepted at position i / drafts whose earlier positions were all accepted"),
+    ("conditional acceptance", "u(i) / u(i \u2212 1), where u(i) = accepted at position i / drafted at position i"),
     ("percentiles", "nearest rank; p90 needs 64 requests, p99 needs 662, else not stated"),
 )
 
