@@ -139,14 +139,12 @@ def _shape(z, s, path, num_path, history, history_lens, prompt_lens, repetition,
     if repetition[s] != 1.0 or frequency[s] != 0.0 or presence[s] != 0.0:
         _penalise(z, history[s], length, prompt_len, path, repetition[s], frequency[s], presence[s], counts)
     for k in range(bias_ids.shape[1]):
-        if bias_ids[s, k] < 0:
-            break
-        z[bias_ids[s, k]] += bias_values[s, k]
+        if 0 <= bias_ids[s, k] < z.shape[0]:  # clients name these ids: outside the vocabulary they must not write
+            z[bias_ids[s, k]] += bias_values[s, k]
     if length - prompt_len + num_path < min_tokens[s]:
         for k in range(stop_ids.shape[1]):
-            if stop_ids[s, k] < 0:
-                break
-            z[stop_ids[s, k]] = LOWEST
+            if 0 <= stop_ids[s, k] < z.shape[0]:
+                z[stop_ids[s, k]] = LOWEST
     for word in range(allowed.shape[0]):
         if allowed[word] != -1:
             for bit in range(32):
@@ -213,7 +211,7 @@ def _keep(s, e, top_k, top_p, min_p):
     """The boundary of what survives min_p, top_k, top_p: tokens with larger s, or equal s and an id not above."""
     value, last = np.float32(-1e29), np.int64(s.shape[0])
     if min_p > 0.0:
-        value = max(value, np.float32(np.log(min_p)))
+        value = max(value, np.float32(np.log(np.float64(min_p))))
     if 0 < top_k < s.shape[0]:
         _, count = _mass(s, e, value)
         if top_k < count:
@@ -249,8 +247,9 @@ def _draw(s, value, last, first, second):
 
 
 @njit(nogil=True, cache=True)
-def _sample_row(z, s, e, counts, path, allowed, temperature, top_k, top_p, min_p, repetition, frequency, presence,
-                noise_key, history, history_lens, prompt_lens, min_tokens, stop_ids, bias_ids, bias_values):  # fmt: skip
+def _sample_row(z, s, e, counts, path, allowed, temperature, top_k, top_p, min_p, repetition, frequency,
+                presence, noise_key, history, history_lens, prompt_lens, min_tokens, stop_ids, bias_ids,
+                bias_values):  # fmt: skip
     num_path = 0
     while num_path < path.shape[0] and path[num_path] >= 0:
         num_path += 1
@@ -350,13 +349,16 @@ def _propose(num_workers, logits, target_ids, temperature, noise_key, seq, posit
 
 
 class CpuSampler:
-    """Implements sampling.Sampler for float32 logits on a CPU."""
+    """Implements sampling.Sampler for float32 logits on a CPU, with as many threads as the maker's Numba is set to."""
+
+    def __init__(self) -> None:
+        self._workers = numba.get_num_threads()  # a setting of the calling thread; the engine samples on another
 
     def sample(self, logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
         out = np.empty(logits.shape[0], np.int64)
         allowed = np.zeros((0, 0), np.int32) if rows.allowed is None else rows.allowed.numpy()
         _sample(
-            min(numba.get_num_threads(), max(logits.shape[0], 1)), logits.numpy(), rows.seq.numpy(),
+            min(self._workers, max(logits.shape[0], 1)), logits.numpy(), rows.seq.numpy(),
             rows.ancestors.numpy(), allowed, out, batch.temperature.numpy(), batch.top_k.numpy(), batch.top_p.numpy(),
             batch.min_p.numpy(), batch.repetition_penalty.numpy(), batch.frequency_penalty.numpy(),
             batch.presence_penalty.numpy(), batch.noise_key.numpy(), batch.history.numpy(), batch.history_lens.numpy(),
@@ -372,7 +374,7 @@ class CpuSampler:
         ids, prob = np.empty((num_rows, topk), np.int64), np.empty((num_rows, topk), np.float32)
         margin = np.empty((num_rows, topk), np.float32)
         _propose(
-            min(numba.get_num_threads(), max(num_rows, 1)), logits.numpy(), target_ids.numpy(),
+            min(self._workers, max(num_rows, 1)), logits.numpy(), target_ids.numpy(),
             batch.temperature.numpy(), batch.noise_key.numpy(), seq.numpy(), positions.numpy(), ids, prob, margin,
         )  # fmt: skip
         return torch.from_numpy(ids), torch.from_numpy(prob), torch.from_numpy(margin)

@@ -1,9 +1,14 @@
 """Sampling in plain torch: any device, sorted and simple. The reference of sample_cpu.
 
+Scores are float32, as in sample_cpu and by the same operations in the same order; noise and sums of probabilities are
+float64. The two can differ only where a sum meets top_p within float32 rounding.
+
 Legend: n rows to sample, V vocab, R rows that propose, D draft vocab.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -14,22 +19,24 @@ from wingbeat.types import TokenLogprob
 
 
 def shape_row(logits: Tensor, batch: SamplingBatch, seq: int, ancestors: list[int], allowed: Tensor | None) -> Tensor:
-    """[V] float64: the row's logits after penalties, bias, min_tokens and grammar (before temperature)."""
-    z = logits.double().clone()
+    """[V]: the row's logits after penalties, bias, min_tokens and grammar (before temperature), in their dtype.
+
+    Ids outside the vocabulary (clients name bias and stop ids) have no effect.
+    """
+    z = logits.clone()
     history = batch.history[seq, : int(batch.history_lens[seq])].tolist() + ancestors
     outputs = history[int(batch.prompt_lens[seq]) :]
-    repetition = float(batch.repetition_penalty[seq])
-    if repetition != 1.0:
+    repetition, frequency = batch.repetition_penalty[seq], batch.frequency_penalty[seq]
+    if float(repetition) != 1.0:
         seen = torch.tensor(sorted(set(history)), device=z.device)
         z[seen] = torch.where(z[seen] > 0, z[seen] / repetition, z[seen] * repetition)
     for token in set(outputs):
-        z[token] -= float(batch.frequency_penalty[seq]) * outputs.count(token) + float(batch.presence_penalty[seq])
+        z[token] -= frequency * outputs.count(token) + batch.presence_penalty[seq]
     for token, bias in zip(batch.bias_ids[seq].tolist(), batch.bias_values[seq].tolist(), strict=True):
-        if token < 0:
-            break
-        z[token] += bias
+        if 0 <= token < z.numel():
+            z[token] += bias
     if len(outputs) < int(batch.min_tokens[seq]):
-        z[[token for token in batch.stop_ids[seq].tolist() if token >= 0]] = float("-inf")
+        z[[token for token in batch.stop_ids[seq].tolist() if 0 <= token < z.numel()]] = float("-inf")
     if allowed is not None:
         bits = (allowed.repeat_interleave(32)[: z.numel()] >> (torch.arange(z.numel(), device=z.device) % 32)) & 1
         z[bits == 0] = float("-inf")
@@ -43,12 +50,12 @@ def keep_mask(s: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
     """
     keep = s > float("-inf")
     if min_p > 0:
-        keep &= s.exp() >= min_p
+        keep &= s >= math.log(min_p)
     order = torch.where(keep, s, float("-inf")).sort(descending=True, stable=True).indices[: int(keep.sum())]
     if top_k:
         order = order[:top_k]
     if top_p < 1.0:
-        mass = s[order].exp().cumsum(0)
+        mass = s[order].double().exp().cumsum(0)
         order = order[: int((mass < top_p * mass[-1]).sum()) + 1]
     chosen = torch.zeros_like(keep)
     chosen[order] = True
@@ -65,14 +72,16 @@ class TorchSampler:
     def _sample_row(self, logits: Tensor, batch: SamplingBatch, rows: SamplingRows, i: int) -> int:
         seq = int(rows.seq[i])
         ancestors = [token for token in rows.ancestors[i].tolist() if token >= 0]
+        if bool(logits.isnan().any()):
+            return -1
         z = shape_row(logits, batch, seq, ancestors, None if rows.allowed is None else rows.allowed[i])
         best = z.max()
-        if bool(z.isnan().any()) or not bool(best.isfinite()):
+        if not bool(best.isfinite()):
             return -1
-        temperature = float(batch.temperature[seq])
-        if temperature == 0:
+        temperature = batch.temperature[seq]
+        if float(temperature) == 0:
             return int((z == best).nonzero()[0, 0])
-        s = (z - best) / temperature
+        s = (z - best) * temperature.reciprocal()
         s[~keep_mask(s, int(batch.top_k[seq]), float(batch.top_p[seq]), float(batch.min_p[seq]))] = float("-inf")
         position = batch.history_lens[seq].long() + len(ancestors)
         return int((s + gumbel(batch.noise_key[seq], position, torch.arange(s.numel(), device=s.device))).argmax())
