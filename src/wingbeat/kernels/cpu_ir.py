@@ -151,55 +151,48 @@ def _interleave(b, first, second, high):
     return b.bitcast(b.shuffle_vector(b.bitcast(first, halves), b.bitcast(second, halves), mask), V_I32)
 
 
-def _sum_sixteen(b, vectors):
-    """Lane i of the result is the sum over the lanes of vectors[i]; always the same tree."""
-    width = LANES // 2
-    while len(vectors) > 1:
-        half = len(vectors) // 2
-        merged = []
-        for i in range(half):
-            low, high = vectors[i], vectors[i + half]
-            # Lanes are groups of 2*width; the first operand's sums go to the first half of each group.
-            take = [[], []]
-            for lane in range(LANES):
-                group, offset = lane // (2 * width) * 2 * width, lane % (2 * width)
-                source = 0 if offset < width else LANES
-                for part in range(2):
-                    take[part].append(source + group + offset % width + part * width)
-            parts = [b.shuffle_vector(low, high, ir.Constant(V_I32, order)) for order in take]
-            merged.append(b.fadd(parts[0], parts[1]))
-        vectors, width = merged, width // 2
-    return vectors[0]
+def _transpose(b, rows):
+    """Rows of 16 lanes -> columns, swapping ever smaller off-diagonal blocks."""
+    size = LANES // 2
+    while size:
+        swapped = list(rows)
+        for i in range(LANES):
+            if i & size:
+                continue
+            upper = [lane if not lane & size else LANES + lane - size for lane in range(LANES)]
+            lower = [lane + size if not lane & size else LANES + lane for lane in range(LANES)]
+            for place, order in ((i, upper), (i + size, lower)):
+                swapped[place] = b.shuffle_vector(rows[i], rows[i + size], ir.Constant(V_I32, order))
+        rows, size = swapped, size // 2
+    return rows
 
 
 @intrinsic
-def score_block(typingctx, query, keys, out, num_chunks):
-    """out[0:16] = query . key for 16 keys: query bf16 address, address of 16 key addresses, out fp32 address.
+def pack_keys(typingctx, keys, out, num_chunks):
+    """Lays 16 keys out as a packed weight block, so that scores are a gemm tile with keys as outputs.
 
-    A chunk is 32 elements of the head.
+    Arguments, all int64: address of 16 key addresses, out address, chunks of 32 elements per head.
     """
 
     def codegen(context, b, signature, arguments):
-        query_, keys_, out_, chunks = arguments
+        keys_, out_, chunks = arguments
         rows = [_load(b, I64, b.add(keys_, _const(8 * i)), 8) for i in range(LANES)]
 
-        def body(k, accs):
-            offset = b.shl(k, _const(6))
-            xs = _load(b, V_I32, b.add(query_, offset), 2)
-            return [
-                _dot_pairs(b, acc, _load(b, V_I32, b.add(row, offset), 2), xs)
-                for acc, row in zip(accs, rows, strict=True)
-            ]
+        def body(k, _):
+            columns = _transpose(b, [_load(b, V_I32, b.add(row, b.shl(k, _const(6))), 2) for row in rows])
+            place = b.add(out_, b.shl(k, _const(10)))
+            for i, column in enumerate(columns):
+                _store(b, column, b.add(place, _const(64 * i)), 4)
+            return []
 
-        sums = _loop(b, chunks, [_zero()] * LANES, body)
-        _store(b, _sum_sixteen(b, sums), out_, 4)
+        _loop(b, chunks, [], body)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4), codegen
+    return types.void(*[types.int64] * 3), codegen
 
 
 def value_tile(num_queries):
-    """Intrinsic: acc[q, 0:32] = sum over keys of weight[q, key] * value[key, 0:32], keys two by two.
+    """Intrinsic: acc[q, 0:32] += weight[q, key] * value[key, 0:32] for each key, two by two.
 
     Arguments, all int64: address of the value addresses, byte offset of the 32 elements, weights address (bf16, rows
     `weights_step` bytes apart), weights_step, acc address (fp32, rows acc_step bytes apart), acc_step, number of pairs.
@@ -210,6 +203,8 @@ def value_tile(num_queries):
         def codegen(context, b, signature, arguments):
             values_, offset_, weights_, weights_step_, acc_, acc_step_, pairs = arguments
             rows = [b.add(weights_, b.mul(weights_step_, _const(q))) for q in range(num_queries)]
+            starts = [b.add(acc_, b.mul(acc_step_, _const(q))) for q in range(num_queries)]
+            outs = [b.add(start, _const(64 * half)) for start in starts for half in range(2)]
 
             def body(k, accs):
                 where = b.add(values_, b.shl(k, _const(4)))
@@ -224,11 +219,9 @@ def value_tile(num_queries):
                     results.append(_dot_pairs(b, accs[2 * q + 1], high, weight))
                 return results
 
-            results = _loop(b, pairs, [_zero()] * (2 * num_queries), body)
-            for q in range(num_queries):
-                out = b.add(acc_, b.mul(acc_step_, _const(q)))
-                _store(b, results[2 * q], out, 4)
-                _store(b, results[2 * q + 1], b.add(out, _const(64)), 4)
+            results = _loop(b, pairs, [_load(b, V_F32, out, 4) for out in outs], body)
+            for result, out in zip(results, outs, strict=True):
+                _store(b, result, out, 4)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 7), codegen
@@ -254,3 +247,14 @@ def bits_float(typingctx, bits):
         return b.bitcast(arguments[0], F32)
 
     return types.float32(types.uint32), codegen
+
+
+@intrinsic
+def claim(typingctx, counter):
+    """Adds one to the int64 at an address, atomically; returns what was there: the next task nobody has."""
+
+    def codegen(context, b, signature, arguments):
+        place = b.inttoptr(arguments[0], I64.as_pointer())
+        return b.atomic_rmw("add", place, _const(1), "monotonic")
+
+    return types.int64(types.int64), codegen

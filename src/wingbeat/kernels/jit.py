@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-import llvmlite.binding as llvm
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numba
 
 
@@ -36,4 +36,4 @@ def cache_dir() -> Path:
     return Path(root) / "wingbeat" / "kernels" / f"{digest.hexdigest()[:16]}-{sys.version_info.minor}"
 
 
-numba.config.CACHE_DIR = str(cache_dir())
+numba.config.CACHE_DIR = str(cache_dir())  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The cpu backend against the torch reference, and its promise: a row's bits do not depend on the rest of the forward."""
+"""The cpu backend against the torch reference, and its promise: a row's bits do not depend on the other rows."""
 
 from __future__ import annotations
 
