@@ -51,8 +51,8 @@ class Sweep:
     minutes: float
 
 
-FULL = Sweep(concurrency=(1, 2, 4, 8, 16, 32), max_tokens=64, requests=6, blocks=8, max_prompts=32, minutes=11.5)
-QUICK = Sweep(concurrency=(1, 4, 16, 32), max_tokens=32, requests=4, blocks=4, max_prompts=16, minutes=2.8)
+FULL = Sweep(concurrency=(1, 2, 4, 8, 16, 32), max_tokens=64, requests=6, blocks=4, max_prompts=32, minutes=11.5)
+QUICK = Sweep(concurrency=(1, 4, 16, 32), max_tokens=32, requests=4, blocks=2, max_prompts=16, minutes=2.8)
 
 
 def run(config: Demo) -> int:
@@ -119,15 +119,13 @@ def conclude(measured: Run, out: Path) -> int:
 
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(throughput_table(measured))
-    for line in problems(measured):
-        say(f"note: {line}")
     if not valid_blocks(measured):
-        say(f"nothing valid was measured; the records are in {measured.path}")
+        say("\n".join([f"nothing valid was measured; the records are in {measured.path}", *problems(measured)]))
         return 1
     for line in verdict_lines(measured):
         console.print(line, highlight=False)
-    write_report(measured, out)
-    say(f"wrote {out / 'report.html'} and {out / 'report.png'}; records: {measured.path}")
+    written = write_report(measured.path, out / "report.html")
+    say(f"wrote {', '.join(map(str, written))}; records: {measured.path}")
     return 0
 
 

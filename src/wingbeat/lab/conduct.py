@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from time import perf_counter
 
 from wingbeat.errors import ConfigError, LabError
@@ -16,7 +18,7 @@ from wingbeat.lab.measures import cached_share, missing_usage, window_tokens
 from wingbeat.lab.record import BlockRecord, PlanSample
 from wingbeat.lab.remote import Counters, Remote, speculation_in, time_in
 from wingbeat.lab.suites import Prompt, Suite
-from wingbeat.lab.workload import Turn, split_warm_up
+from wingbeat.lab.workload import Schedule, Turn, split_warm_up
 
 PLAN_PERIOD_S = 0.5
 MAX_ERROR_SHARE = 0.01
@@ -40,6 +42,7 @@ class Conductor:
         self._stations = {station.arm.name: station for station in stations}
         self._start = perf_counter()
         self._budget = Budget(spec.budget_s)
+        self._cells = list(cells_of(spec.schedule))
         self._done = 0
         self._last: BlockRecord | None = None
         self._can_cut = True
@@ -49,20 +52,25 @@ class Conductor:
         """Every cell of the schedule, each with all its arms; a cell that would break the budget is left out."""
         await self._warm_up()
         left_out: list[Turn] = []
-        for turn in self._spec.schedule.turns():
-            if turn.order == 0:
-                running = self._budget.admits(turn.concurrency)
-            if running:
-                await self._turn(turn)
-            elif turn.order == 0:
-                left_out.append(turn)
+        for cell in self._cells:
+            if self._budget.admits(cell[0].concurrency):
+                for turn in cell:
+                    await self._turn(turn)
+            else:
+                left_out.append(cell[0])
         self._budget.close()
         self.notes.extend(left_out_note(left_out))
-        self._tell("done")
+        self._watch(Progress(done=self._done, total=self._done, text="done", last=self._last))
 
     def _tell(self, text: str) -> None:
-        total = self._spec.schedule.num_turns
-        self._watch(Progress(done=self._done, total=total, text=text, last=self._last))
+        self._watch(Progress(done=self._done, total=self._expected_turns(), text=text, last=self._last))
+
+    def _expected_turns(self) -> int:
+        """How many turns the budget will let run, as far as is known now: what the progress bar counts towards."""
+        arms = len(self._stations)
+        # A cell under way will be finished whatever the budget says.
+        entered = -(-self._done // arms)
+        return arms * (entered + self._budget.forecast([cell[0].concurrency for cell in self._cells[entered:]]))
 
     async def _warm_up(self) -> None:
         """Other prompts in every arm; then, for a warm prefix cache, one token of every prompt to be measured."""
@@ -143,6 +151,13 @@ class Conductor:
         )
 
 
+def cells_of(schedule: Schedule) -> Iterator[list[Turn]]:
+    """The turns of a schedule, cell by cell: all arms of one domain and concurrency in one block."""
+    turns = schedule.turns()
+    while cell := list(islice(turns, len(schedule.arms))):
+        yield cell
+
+
 class Budget:
     """Decides before each cell whether it still fits, from how long cells of its concurrency took."""
 
@@ -154,11 +169,21 @@ class Budget:
     def admits(self, concurrency: int) -> bool:
         """Whether the next cell may start; the one before it has ended."""
         self.close()
-        guess = self._took.get(concurrency, max(self._took.values(), default=0.0))
-        if self._seconds is not None and perf_counter() - self._start + guess > self._seconds:
+        if self.forecast([concurrency]) == 0:
             return False
         self._open = (concurrency, perf_counter())
         return True
+
+    def forecast(self, cells: Sequence[int]) -> int:
+        """How many of these cells (given by concurrency, in order) would still run, if each took as long as before."""
+        if self._seconds is None:
+            return len(cells)
+        spent, fitting = perf_counter() - self._start, 0
+        for concurrency in cells:
+            guess = self._took.get(concurrency, max(self._took.values(), default=0.0))
+            if spent + guess <= self._seconds:
+                spent, fitting = spent + guess, fitting + 1
+        return fitting
 
     def close(self) -> None:
         """The cell that ran has ended."""
