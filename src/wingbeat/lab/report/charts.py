@@ -100,13 +100,13 @@ def _ratio_panel(domain: str, judgement: Judgement, points: Sequence[int], colou
     everything = [bound for arm in judgement.arms for r in arm.ratios.values() for bound in (r.value, r.low, r.high)]
     known = [1.0, *(bound for bound in everything if bound is not None)]
     # An interval from two blocks can be enormous; the axis shows ratios from 0 to 4 at most.
-    scale = alt.Scale(domain=[max(min(known) - 0.05, 0), min(max(known) + 0.05, 4)], nice=False, clamp=True)
+    scale = alt.Scale(domain=[max(min(known) - 0.05, 0), min(max(known) + 0.05, 4)], nice=False, zero=False, clamp=True)
     y = alt.Y("ratio:Q", scale=scale, axis=alt.Axis(tickCount=4))
     layers: list[alt.Chart | alt.LayerChart] = [
-        _level(),
+        _level(scale),
         *_marks(domain, judgement.arms, colours, points),
         base.mark_area(opacity=0.18, line=False).encode(
-            y=alt.Y("low:Q", scale=scale), y2="high:Q", fill=_fill(colours)
+            y=alt.Y("low:Q", scale=scale, title=None), y2="high:Q", fill=_fill(colours)
         ),
         base.mark_line(strokeWidth=2).encode(y=y.title(f"ratio to {short_name(judgement.baseline or '')}")),
         base.mark_point(size=22, filled=True, opacity=1).encode(y=y),
@@ -119,9 +119,10 @@ def _fill(colours: Colours) -> alt.Fill:
     return alt.Fill("arm:N", scale=alt.Scale(domain=names, range=list(colours.values())), legend=None)
 
 
-def _level() -> alt.Chart:
+def _level(scale: alt.Scale) -> alt.Chart:
     """The line at 1: above it speculation pays."""
-    return alt.Chart(alt.Data(values=[{"one": 1}])).mark_rule(color=BASE, strokeWidth=1.2).encode(y="one:Q")
+    rule = alt.Chart(alt.Data(values=[{"one": 1}])).mark_rule(color=BASE, strokeWidth=1.2)
+    return rule.encode(y=alt.Y("one:Q", scale=scale, title=None))
 
 
 def _marks(
