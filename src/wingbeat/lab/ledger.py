@@ -45,8 +45,8 @@ class RunWriter:
         if self._final.exists() or self._partial.exists():
             raise LabError(f"run {record.run_id!r} exists already under {root}: choose another --label or --out")
         self._partial.mkdir(parents=True)
-        self._requests = (self._partial / "requests.jsonl").open("a", encoding="ascii")
-        self._blocks = (self._partial / "blocks.jsonl").open("a", encoding="ascii")
+        self._requests = (self._partial / "requests.jsonl").open("a", encoding="utf-8")
+        self._blocks = (self._partial / "blocks.jsonl").open("a", encoding="utf-8")
         self._write_run()
 
     def add_request(self, record: RequestRecord) -> None:
@@ -77,7 +77,7 @@ class RunWriter:
 
 
 def _append(file: TextIO, record: Record) -> None:
-    file.write(record.model_dump_json(exclude_defaults=True).encode("ascii", "backslashreplace").decode() + "\n")
+    file.write(record.model_dump_json(exclude_defaults=True) + "\n")
     file.flush()
 
 
