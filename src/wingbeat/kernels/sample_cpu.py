@@ -27,6 +27,8 @@ MOST_NOISE = np.float32(23.0)
 """Largest Gumbel value a 32-bit uniform can give: -log(2**-33) = 22.9."""
 LN2 = np.float32(0.6931472)
 FEW = 64
+FEWEST_GUESSES = 4
+"""Rows a thread must get before drafting wakes one."""
 LOWEST = np.float32(-np.inf)
 
 
@@ -272,19 +274,20 @@ def _sample_row(z, s, e, counts, path, allowed, temperature, top_k, top_p, min_p
     return _draw(z, value, last, first, second)
 
 
-@njit(nogil=True, cache=True, parallel=True)
-def _sample(num_workers, logits, seq, paths, allowed, out, temperature, top_k, top_p, min_p, repetition, frequency,
-            presence, noise_key, history, history_lens, prompt_lens, min_tokens, stop_ids, bias_ids,
-            bias_values):  # fmt: skip
+@njit(nogil=True, cache=True)
+def _sample_share(t, num_workers, logits, seq, paths, allowed, out, settings):
+    """Every num_workers-th row from row t on. The vocabulary's scratch is made once per share."""
+    e, counts = np.empty(logits.shape[1], np.float32), np.zeros(logits.shape[1], np.int32)
     no_mask = np.zeros(0, np.int32)
+    for i in range(t, logits.shape[0], num_workers):
+        mask = allowed[i] if allowed.shape[0] else no_mask
+        out[i] = _sample_row(logits[i], seq[i], e, counts, paths[i], mask, *settings)
+
+
+@njit(nogil=True, cache=True, parallel=True)
+def _sample(num_workers, logits, seq, paths, allowed, out, settings):
     for t in prange(num_workers):
-        e, counts = np.empty(logits.shape[1], np.float32), np.zeros(logits.shape[1], np.int32)
-        for i in range(t, logits.shape[0], num_workers):
-            out[i] = _sample_row(
-                logits[i], seq[i], e, counts, paths[i], allowed[i] if allowed.shape[0] else no_mask, temperature,
-                top_k, top_p, min_p, repetition, frequency, presence, noise_key, history, history_lens, prompt_lens,
-                min_tokens, stop_ids, bias_ids, bias_values,
-            )  # fmt: skip
+        _sample_share(t, num_workers, logits, seq, paths, allowed, out, settings)
 
 
 @njit(nogil=True, cache=True, fastmath=True)
@@ -328,24 +331,41 @@ def _best_guesses(z, target_ids, inverse, sampled, first, second, scores, ids):
                 _insert(score, i, scores, ids)
 
 
-@njit(nogil=True, cache=True, parallel=True)
-def _propose(num_workers, logits, target_ids, temperature, noise_key, seq, positions, out_ids, out_prob, out_margin):
+@njit(nogil=True, cache=True)
+def _propose_share(t, num_workers, logits, target_ids, temperature, noise_key, seq, positions, outs):
+    """Every num_workers-th row from row t on."""
+    out_ids, out_prob, out_margin = outs
     topk = out_ids.shape[1]
+    scores, ids = np.empty(topk + 1, np.float64), np.zeros(topk + 1, np.int64)
+    for r in range(t, logits.shape[0], num_workers):
+        heat = temperature[seq[r]]
+        sampled = heat > 0.0
+        inverse = np.float32(1.0) / heat if sampled else np.float32(1.0)
+        first, second = _row_keys(noise_key[seq[r]], positions[r])
+        z = logits[r]
+        _best_guesses(z, target_ids, inverse, sampled, first, second, scores, ids)
+        best = _largest(z)
+        total = _sum_exp(z, best, inverse)
+        for k in range(topk):
+            out_ids[r, k] = target_ids[ids[k]]
+            out_prob[r, k] = exp((z[ids[k]] - best) * inverse) / total
+            out_margin[r, k] = scores[k] - scores[k + 1]
+
+
+@njit(nogil=True, cache=True, parallel=True)
+def _propose(num_workers, logits, target_ids, temperature, noise_key, seq, positions, outs):
     for t in prange(num_workers):
-        scores, ids = np.empty(topk + 1, np.float64), np.zeros(topk + 1, np.int64)
-        for r in range(t, logits.shape[0], num_workers):
-            heat = temperature[seq[r]]
-            sampled = heat > 0.0
-            inverse = np.float32(1.0) / heat if sampled else np.float32(1.0)
-            first, second = _row_keys(noise_key[seq[r]], positions[r])
-            z = logits[r]
-            _best_guesses(z, target_ids, inverse, sampled, first, second, scores, ids)
-            best = _largest(z)
-            total = _sum_exp(z, best, inverse)
-            for k in range(topk):
-                out_ids[r, k] = target_ids[ids[k]]
-                out_prob[r, k] = exp((z[ids[k]] - best) * inverse) / total
-                out_margin[r, k] = scores[k] - scores[k + 1]
+        _propose_share(t, num_workers, logits, target_ids, temperature, noise_key, seq, positions, outs)
+
+
+def _settings(batch: SamplingBatch) -> tuple[np.ndarray, ...]:
+    """The batch as _sample_row takes it."""
+    tensors = (
+        batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.repetition_penalty, batch.frequency_penalty,
+        batch.presence_penalty, batch.noise_key, batch.history, batch.history_lens, batch.prompt_lens,
+        batch.min_tokens, batch.stop_ids, batch.bias_ids, batch.bias_values,
+    )  # fmt: skip
+    return tuple(tensor.numpy() for tensor in tensors)
 
 
 class CpuSampler:
@@ -357,14 +377,12 @@ class CpuSampler:
     def sample(self, logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
         out = np.empty(logits.shape[0], np.int64)
         allowed = np.zeros((0, 0), np.int32) if rows.allowed is None else rows.allowed.numpy()
-        _sample(
-            min(self._workers, max(logits.shape[0], 1)), logits.numpy(), rows.seq.numpy(),
-            rows.ancestors.numpy(), allowed, out, batch.temperature.numpy(), batch.top_k.numpy(), batch.top_p.numpy(),
-            batch.min_p.numpy(), batch.repetition_penalty.numpy(), batch.frequency_penalty.numpy(),
-            batch.presence_penalty.numpy(), batch.noise_key.numpy(), batch.history.numpy(), batch.history_lens.numpy(),
-            batch.prompt_lens.numpy(), batch.min_tokens.numpy(), batch.stop_ids.numpy(), batch.bias_ids.numpy(),
-            batch.bias_values.numpy(),
-        )  # fmt: skip
+        work = (logits.numpy(), rows.seq.numpy(), rows.ancestors.numpy(), allowed, out, _settings(batch))
+        workers = min(self._workers, logits.shape[0])
+        if workers > 1:
+            _sample(workers, *work)
+        else:  # waking threads costs more than it gives
+            _sample_share(0, 1, *work)
         return torch.from_numpy(out)
 
     def propose_topk(
@@ -372,12 +390,17 @@ class CpuSampler:
     ) -> tuple[Tensor, Tensor, Tensor]:
         num_rows = logits.shape[0]
         ids, prob = np.empty((num_rows, topk), np.int64), np.empty((num_rows, topk), np.float32)
-        margin = np.empty((num_rows, topk), np.float32)
-        _propose(
-            min(self._workers, max(num_rows, 1)), logits.numpy(), target_ids.numpy(),
-            batch.temperature.numpy(), batch.noise_key.numpy(), seq.numpy(), positions.numpy(), ids, prob, margin,
+        outs = (ids, prob, np.empty((num_rows, topk), np.float32))
+        work = (
+            logits.numpy(), target_ids.numpy(), batch.temperature.numpy(), batch.noise_key.numpy(), seq.numpy(),
+            positions.numpy(), outs,
         )  # fmt: skip
-        return torch.from_numpy(ids), torch.from_numpy(prob), torch.from_numpy(margin)
+        workers = min(self._workers, num_rows // FEWEST_GUESSES)
+        if workers > 1:
+            _propose(workers, *work)
+        else:
+            _propose_share(0, 1, *work)
+        return torch.from_numpy(ids), torch.from_numpy(prob), torch.from_numpy(outs[2])
 
     def logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprob]:
         return token_logprobs(logits, token_ids, num_top)
