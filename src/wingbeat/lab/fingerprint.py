@@ -8,13 +8,18 @@ from wingbeat.lab.record import UNKNOWN, Fingerprint, RunPlan
 
 FACTS = {
     "engine_version": ("version", "engine.version"),
-    "engine_flags": ("flags",),
+    "engine": ("engine",),
+    "engine_flags": ("config", "flags", "server_args"),
     "target_digest": ("target_digest",),
     "drafter_digest": ("drafter_digest",),
     "dtype": ("dtype",),
     "device": ("device",),
     "cpu": ("cpu",),
-    "torch": ("torch",),
+    "kernels": ("kernels",),
+    "threads": ("num_threads",),
+    "chat_template": ("chat_template_hash",),
+    "torch": ("packages.torch", "torch"),
+    "packages": ("packages",),
     "server_python": ("python",),
 }
 """Dimension -> names under which servers tell it; nested facts arrive under dotted names."""
@@ -30,17 +35,22 @@ HARD = (
     "seed",
     "prefix_cache",
     "model",
+    "engine",
     "engine_version",
     "engine_flags",
     "target_digest",
     "drafter_digest",
     "dtype",
     "device",
+    "kernels",
+    "threads",
+    "chat_template",
     "cpu",
+    "other_servers",
 )
 """A difference in any of these confounds a comparison, unless it is the factor under test."""
 
-SOFT = ("torch", "server_python", "client", "block_load")
+SOFT = ("torch", "packages", "server_python", "client", "block_load")
 """A difference in these is flagged."""
 
 
@@ -60,6 +70,8 @@ def fingerprint(plan: RunPlan, facts: dict[str, str], client: str) -> Fingerprin
         "model": plan.model,
         "client": client,
     }
+    others = {name: value for name, value in sorted(facts.items()) if ":" in name}
+    asked["other_servers"] = json.dumps(others) if others else "none"
     return Fingerprint(dimensions=asked | {name: _fact(facts, keys) for name, keys in FACTS.items()})
 
 
