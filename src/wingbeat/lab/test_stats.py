@@ -104,11 +104,12 @@ def test_halves_hold_both_orders():
     assert sum(halves[0]) == sum(halves[1])
 
 
-def test_equal_arms_are_rarely_called_a_loss_and_the_bias_is_gone():
+@pytest.mark.parametrize("blocks", [2, 4])
+def test_equal_arms_are_rarely_called_a_loss_and_the_bias_is_gone(blocks):
     rng = np.random.default_rng(4)
     pooled, naive, false, covered = [], [], 0, 0
     for _ in range(150):
-        speeds = _speeds(rng, {"auto": 0.0, "off": 0.0, "chain": 0.0}, 0.05, 4)
+        speeds = _speeds(rng, {"auto": 0.0, "off": 0.0, "chain": 0.0}, 0.05, blocks)
         test = best_arm_test(speeds, "auto", ("off", "chain"), bound=1.0)
         pooled.append(np.log(test.pooled.value))
         covered += test.pooled.low <= 1.0 <= test.pooled.high
@@ -116,7 +117,7 @@ def test_equal_arms_are_rarely_called_a_loss_and_the_bias_is_gone():
         means = {a: np.array([np.mean(np.log([*s.values()])) for s in speeds[a].values()]) for a in speeds}
         naive.append(float(np.mean(means["auto"] - np.maximum(means["off"], means["chain"]))))
     assert false / 150 <= 0.08
-    assert covered / 150 >= 0.9
+    assert covered / 150 >= 0.92
     assert abs(np.mean(pooled)) < 0.002
     assert np.mean(naive) < -0.01
 

@@ -58,7 +58,8 @@ def crossover_line(arm: ArmJudgement, domain: str, base: str) -> str:
 
 def auto_line(test: BestArmTest) -> str:
     """Whether auto is as good as the better fixed arm, cell by cell."""
-    names = " and ".join(short_name(rival) for rival in test.rivals)
+    *first, last = map(short_name, test.rivals)
+    names = f"{', '.join(first)} and {last}" if first else last
     start = f"auto against the better of {names}: {test.pooled}, lowest cell {test.lowest:.2f}"
     if test.failed_cells:
         cells = ", ".join(f"{domain} C={c}" for domain, c in test.failed_cells)

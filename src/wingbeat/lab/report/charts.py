@@ -14,6 +14,7 @@ from wingbeat.lab.crossover import Answer, Crossover
 from wingbeat.lab.judge import ArmJudgement, Judgement
 from wingbeat.lab.ledger import Run
 from wingbeat.lab.metrics import (
+    BASELINES,
     CellFigures,
     PositionAcceptance,
     TimeSplit,
@@ -132,12 +133,15 @@ def _marks(
     found = [
         (arm.arm, arm.crossovers[domain])
         for arm in arms
-        if domain in arm.crossovers and not is_auto(arm.arm) and arm.crossovers[domain].answer is Answer.NUMBER
+        if domain in arm.crossovers
+        and not is_auto(arm.arm)
+        and arm.arm not in BASELINES
+        and arm.crossovers[domain].answer is Answer.NUMBER
     ]
-    return [mark for arm, crossing in found for mark in _mark(crossing, colours[arm], points)]
+    return [mark for i, (arm, crossing) in enumerate(found) for mark in _mark(crossing, colours[arm], points, i)]
 
 
-def _mark(crossing: Crossover, colour: str, points: Sequence[int]) -> list[alt.Chart | alt.LayerChart]:
+def _mark(crossing: Crossover, colour: str, points: Sequence[int], line: int) -> list[alt.Chart | alt.LayerChart]:
     row = {
         "at": crossing.value,
         "low": crossing.low or min(points),
@@ -152,7 +156,7 @@ def _mark(crossing: Crossover, colour: str, points: Sequence[int]) -> list[alt.C
     at = alt.X("at:Q", scale=scale, title=LOAD)
     marks.append(base.mark_rule(color=colour, strokeDash=[3, 3]).encode(x=at))
     text = base.mark_text(align="left", dx=5, dy=2, baseline="top", color=colour, fontWeight="bold", fontSize=11)
-    marks.append(text.encode(x=at, y=alt.value(0), text="label:N"))
+    marks.append(text.encode(x=at, y=alt.value(13 * line), text="label:N"))
     return marks
 
 

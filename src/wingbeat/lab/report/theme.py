@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import altair as alt
 
-from wingbeat.lab.metrics import is_auto
+from wingbeat.lab.metrics import BASELINES, is_auto
 
 INK, MUTED, GRID = "#22262b", "#68707a", "#e3e5e8"
 AUTO = "#1b6ca8"
-BASE = "#7d858e"
+BASE, PLAIN = "#7d858e", "#a9946f"
 FIXED = ("#c4581c", "#7a559e", "#3f8a5c", "#a8842c", "#b03a5b")
 DOMAINS = ("#2f7f86", "#c4803a", "#8a5f9e", "#5f8a3f", "#a84f5f", "#4f6fa8")
 PARTS = {"draft": "#d08a4a", "verify": "#4a78a6", "accept": "#8f6fb0", "listen": "#5a9a78", "host": "#a9b0b8"}
@@ -25,10 +25,12 @@ def arm_colours(arms: tuple[str, ...], base: str | None) -> dict[str, str]:
     for arm in arms:
         if arm == base:
             colours[arm] = BASE
+        elif arm in BASELINES:
+            colours[arm] = PLAIN
         elif is_auto(arm):
             colours[arm] = AUTO
         else:
-            colours[arm] = FIXED[len(set(colours) - {base}) % len(FIXED)]
+            colours[arm] = FIXED[len(set(colours.values()) & set(FIXED)) % len(FIXED)]
     return colours
 
 
