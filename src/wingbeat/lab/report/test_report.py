@@ -8,7 +8,6 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from wingbeat.cli.main import main
 from wingbeat.errors import LabError
 from wingbeat.lab.ledger import RunWriter
 from wingbeat.lab.record import Fingerprint, RunRecord
@@ -91,12 +90,3 @@ def test_an_empty_run_is_refused(tmp_path):
     path = RunWriter(tmp_path, record).finish("failed")
     with pytest.raises(LabError, match="no block was finished"):
         write_report(path, tmp_path / "report.html")
-
-
-def test_the_command_writes_beside_the_run(tmp_path, capsys):
-    run = write_simulated_run(tmp_path, plan=simulated_plan(blocks=1))
-    assert main(["report", str(run)]) == 0
-    out = capsys.readouterr()
-    assert str(run / "report.html") in out.out and (run / "report.png").is_file()
-    assert "coding: speculation" in out.err
-    assert main(["report", str(tmp_path)]) == 1
