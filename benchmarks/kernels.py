@@ -15,10 +15,8 @@ from collections.abc import Callable, Sequence
 from statistics import median, quantiles
 from time import perf_counter
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import njit, prange
 from torch import Tensor
 
 from wingbeat.batch import ForwardBatch
@@ -107,18 +105,6 @@ def rope() -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-@njit(parallel=True, nogil=True, fastmath=True)
-def read_once(words: np.ndarray, num_workers: int) -> float:
-    """Sums an array: the time to read it."""
-    total = 0.0
-    for t in prange(num_workers):
-        part: float = np.float32(0)
-        for word in words[t * words.shape[0] // num_workers : (t + 1) * words.shape[0] // num_workers]:
-            part += word
-        total += part
-    return total
-
-
 def linears(mine: KernelFactory, layers: list[LayerWeights], repeats: int) -> None:
     """All linears of the layers and the head, against F.linear on the same weights."""
     weights = [w for la in layers for w in (la.qkv, la.o, la.gate_up, la.down)] + [matrix(VOCAB, SHAPE.hidden_size)]
@@ -147,22 +133,22 @@ def stacks(mine: KernelFactory, torch_kernels: KernelFactory, layers: list[Layer
         line(f"  {num_seqs} sequences x {rows} rows", ("cpu", "torch"), times_ms(sides, repeats))
 
 
-def attention(mine: KernelFactory, layers: list[LayerWeights], num_threads: int, repeats: int) -> bool:
-    """32 x 512 decode attention (a forward with context minus one without) against reading the same bytes."""
+def attention(mine: KernelFactory, layers: list[LayerWeights], repeats: int) -> bool:
+    """32 x 512 decode attention (a forward with context minus one without) against summing the same bytes."""
     stack = mine.stack(SHAPE, layers, rope())
     long, short = decode_batch(32, 1, 512), decode_batch(32, 1, 0)
     residual = torch.randn(32, SHAPE.hidden_size).to(BF16)
-    arrays = [region.view(torch.float32).numpy().reshape(-1) for region in (long[1].k, long[1].v)]
+    regions = [region.view(torch.float32) for region in (long[1].k, long[1].v)]  # the sum is as fast as memory
     with_context, without, reading = times_ms(
         [
             lambda: stack.forward(residual, *long),
             lambda: stack.forward(residual, *short),
-            lambda: [read_once(array, num_threads) for array in arrays],
+            lambda: [region.sum() for region in regions],
         ],
         repeats,
     )
     spent = [a - b for a, b in zip(with_context, without, strict=True)]
-    print(f"\nattention, 32 sequences x 512 entries, {sum(a.nbytes for a in arrays) / 1e6:.0f} MB of K/V")
+    print(f"\nattention, 32 sequences x 512 entries, {sum(r.nbytes for r in regions) / 1e6:.0f} MB of K/V")
     line("  1 row per sequence", ("cpu", "read"), [spent, reading])
     passed = ratio(spent, reading) <= LIMIT
     print(f"  at most {LIMIT} x reading: {'pass' if passed else 'FAIL'}")
@@ -195,7 +181,7 @@ def main() -> int:
         linears(mine, layers, options.repeats)
         stacks(mine, reference, layers, options.repeats)
         listening(mine, layers, options.repeats)
-        passed = attention(mine, layers, options.threads, options.repeats)
+        passed = attention(mine, layers, options.repeats)
     return 0 if passed else 3
 
 
