@@ -27,6 +27,8 @@ BASELINES = ("off", "plain", "-")
 """Names an arm without speculation may have, best first."""
 PARTS = ("draft", "verify", "accept", "listen", "host")
 QUANTILES = (0.5, 0.9, 0.99)
+MIN_TESTED = 20
+"""A position whose drafts were tested fewer times has no rate worth showing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +190,9 @@ def _positions(arm: str, domain: str, use: SpeculationUse) -> list[PositionAccep
         drafted = use.drafted_per_pos[i] if i < len(use.drafted_per_pos) else use.num_draft_steps
         conditional = min(rate / before, 1.0) if before else 0.0
         tested = round(drafted * before)
+        if tested < MIN_TESTED:
+            # A server counts up to the deepest draft it ever made; this arm may never have drafted so deep.
+            break
         rows.append(
             PositionAcceptance(
                 arm=arm,

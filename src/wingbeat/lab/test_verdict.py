@@ -100,6 +100,19 @@ def test_accept_len_and_acceptance_follow_the_law(run):
     assert rows[2].unconditional == pytest.approx(0.66**3 * 0.92**3, abs=0.005)
 
 
+def test_positions_this_arm_never_drafted_have_no_acceptance(run):
+    """The server's counters reach as deep as any arm ever drafted."""
+
+    def deeper(block):
+        use = block.speculation
+        zeros = (0,) * 5
+        deep = {"accepted_per_pos": use.accepted_per_pos + zeros, "drafted_per_pos": use.drafted_per_pos + zeros}
+        return {"speculation": use.model_copy(update=deep)}
+
+    rows = [r for r in acceptance(with_blocks(run, deeper)) if (r.arm, r.domain) == ("always:chain(3)", "agentic")]
+    assert [r.position for r in rows] == [1, 2, 3]
+
+
 def test_time_shares_add_up_and_match(run):
     splits = {(s.arm, s.concurrency): dict(s.shares) for s in time_splits(run)}
     assert all(sum(shares.values()) == pytest.approx(1) for shares in splits.values())

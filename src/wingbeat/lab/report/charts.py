@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import altair as alt
@@ -23,12 +24,15 @@ from wingbeat.lab.metrics import (
     short_name,
     valid_blocks,
 )
+from wingbeat.lab.report.content import Content
 from wingbeat.lab.report.theme import AUTO, BASE, INK, MUTED, PARTS
 
 Row = dict[str, str | float | None]
 Rows = list[Row]
 Colours = Mapping[str, str]
 WIDTH = 270
+LETTER = 5.8
+"""Mean width of a letter of the picture's verdict, in the unit of WIDTH."""
 LOAD = "concurrent requests"
 
 
@@ -102,14 +106,16 @@ def _ratio_panel(domain: str, judgement: Judgement, points: Sequence[int], colou
     known = [1.0, *(bound for bound in everything if bound is not None)]
     # An interval from two blocks can be enormous; the axis shows ratios from 0 to 4 at most.
     scale = alt.Scale(domain=[max(min(known) - 0.05, 0), min(max(known) + 0.05, 4)], nice=False, zero=False, clamp=True)
-    y = alt.Y("ratio:Q", scale=scale, axis=alt.Axis(tickCount=4))
+    # Layers share the axis, and one layer without a title would take it from all: each states the same.
+    title = f"ratio to {short_name(judgement.baseline or '')}"
+    y = alt.Y("ratio:Q", scale=scale, axis=alt.Axis(tickCount=4), title=title)
     layers: list[alt.Chart | alt.LayerChart] = [
-        _level(scale),
+        _level(scale, title),
         *_marks(domain, judgement.arms, colours, points),
         base.mark_area(opacity=0.18, line=False).encode(
-            y=alt.Y("low:Q", scale=scale, title=None), y2="high:Q", fill=_fill(colours)
+            y=alt.Y("low:Q", scale=scale, title=title), y2="high:Q", fill=_fill(colours)
         ),
-        base.mark_line(strokeWidth=2).encode(y=y.title(f"ratio to {short_name(judgement.baseline or '')}")),
+        base.mark_line(strokeWidth=2).encode(y=y),
         base.mark_point(size=22, filled=True, opacity=1).encode(y=y),
     ]
     return alt.LayerChart(layer=layers).properties(width=WIDTH, height=120)
@@ -120,10 +126,10 @@ def _fill(colours: Colours) -> alt.Fill:
     return alt.Fill("arm:N", scale=alt.Scale(domain=names, range=list(colours.values())), legend=None)
 
 
-def _level(scale: alt.Scale) -> alt.Chart:
+def _level(scale: alt.Scale, title: str) -> alt.Chart:
     """The line at 1: above it speculation pays."""
     rule = alt.Chart(alt.Data(values=[{"one": 1}])).mark_rule(color=BASE, strokeWidth=1.2)
-    return rule.encode(y=alt.Y("one:Q", scale=scale, title=None))
+    return rule.encode(y=alt.Y("one:Q", scale=scale, title=title))
 
 
 def _marks(
@@ -160,10 +166,27 @@ def _mark(crossing: Crossover, colour: str, points: Sequence[int], line: int) ->
     return marks
 
 
-def picture(run: Run, cells: Sequence[CellFigures], judgement: Judgement, colours: Colours) -> alt.HConcatChart:
-    """All domains side by side: the one picture of the run."""
-    panels = [throughput(name, cells, judgement, colours, legend=True) for name in domains(run)]
-    return alt.hconcat(*panels, spacing=28)
+def picture(
+    run: Run, cells: Sequence[CellFigures], content: Content, judgement: Judgement, colours: Colours
+) -> alt.HConcatChart:
+    """All domains side by side under the verdict: the one picture of the run."""
+    names = domains(run)
+    panels = [throughput(name, cells, judgement, colours, legend=True) for name in names]
+    letters = int(len(names) * (WIDTH + 75) / LETTER)
+    words = [line for text in content.verdict for line in textwrap.wrap(text, letters, subsequent_indent="   ")]
+    title = alt.TitleParams(
+        content.title,
+        subtitle=words,
+        color=INK,
+        subtitleColor=INK,
+        fontSize=20,
+        subtitleFontSize=12,
+        subtitleLineHeight=17,
+        subtitlePadding=8,
+        anchor="start",
+        offset=18,
+    )
+    return alt.hconcat(*panels, spacing=28, title=title)
 
 
 def acceptance_chart(arm: str, rows: Sequence[PositionAcceptance], colours: Colours) -> alt.LayerChart:

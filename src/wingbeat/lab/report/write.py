@@ -50,7 +50,7 @@ def write_report(run_dir: Path, out_html: Path) -> list[Path]:
         path.write_text(text, encoding="utf-8")
     picture = out_html.with_suffix(".png")
     colours = arm_colours(arms(run), judgement.baseline)
-    picture.write_bytes(to_png(charts.picture(run, cell_figures(run), judgement, colours)))
+    picture.write_bytes(to_png(charts.picture(run, cell_figures(run), content, judgement, colours)))
     return [out_html, picture, *list(texts)[1:]]
 
 
