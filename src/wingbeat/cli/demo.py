@@ -13,7 +13,7 @@ from wingbeat.lab.bench import BenchSpec, run_bench
 from wingbeat.lab.client import Sampling
 from wingbeat.lab.ledger import Run, read_run
 from wingbeat.lab.subject import free_port, subject
-from wingbeat.lab.suites import SHIPPED, load_suite
+from wingbeat.lab.suites import SHIPPED, Suite, load_suite
 from wingbeat.lab.table import problems, throughput_table, valid_blocks
 from wingbeat.lab.workload import Load, Schedule
 
@@ -58,6 +58,7 @@ QUICK = Sweep(concurrency=(1, 4, 16, 32), max_tokens=32, requests=4, blocks=2, m
 def run(config: Demo) -> int:
     """0 when the sweep was measured and the report written, 1 otherwise. The server is stopped whatever happens."""
     sweep = QUICK if config.quick else FULL
+    suites = tuple(load_suite(name) for name in config.suite)
     minutes = config.minutes or sweep.minutes
     deadline = monotonic() + 60 * minutes
     say(f"does speculation pay on this machine? The answer takes at most {minutes:g} minutes.")
@@ -65,7 +66,7 @@ def run(config: Demo) -> int:
     log = config.out / "server.log"
     with subject(serve_command(config.model, url), url, log, timeout_s=START_TIMEOUT_S, tell=Waiting()):
         say(f"{config.model} is served at {url}; sweeping {' / '.join(ARMS)} over C={_list(sweep.concurrency)}")
-        path = _measure(config, sweep, url, deadline - monotonic() - REPORT_S)
+        path = _measure(config, sweep, suites, url, deadline - monotonic() - REPORT_S)
     measured = read_run(path)
     return conclude(measured, config.out)
 
@@ -88,13 +89,13 @@ class Waiting:
             self._next += 5.0
 
 
-def _measure(config: Demo, sweep: Sweep, url: str, budget_s: float) -> Path:
+def _measure(config: Demo, sweep: Sweep, suites: tuple[Suite, ...], url: str, budget_s: float) -> Path:
     spec = BenchSpec(
         kind="parallel",
         url=url,
         model=None,
         schedule=Schedule(
-            suites=tuple(load_suite(name) for name in config.suite),
+            suites=suites,
             concurrency=sweep.concurrency,
             arms=ARMS,
             blocks=sweep.blocks,
