@@ -8,13 +8,17 @@ import socket
 import sys
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Annotated, Literal
 
 import tyro
 
 from wingbeat.engine.config import EngineConfig
+from wingbeat.engine.metrics import EngineInfo
 from wingbeat.errors import ConfigError
 
+Repeatable = Annotated[tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction]
+"""`--flag a b` and `--flag a --flag b` both give a and b."""
 LogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 GRACE_SECONDS = 10
 """How long running requests may go on after SIGTERM or Ctrl-C."""
@@ -30,13 +34,13 @@ class Serve:
     """Address to listen on; 0.0.0.0 is every interface (set --api-key then)."""
     port: int = 8000
     """0 takes a free one; it is printed."""
-    api_key: tuple[str, ...] = ()
+    api_key: Repeatable = ()
     """Keys that clients must bring one of; none: everybody is let in."""
-    served_model_name: tuple[str, ...] = ()
+    served_model_name: Repeatable = ()
     """Names the model answers to; its own when none is given."""
     max_body_bytes: int = 10_000_000
     """Longest request body."""
-    uvicorn_log_level: LogLevel = "warning"
+    uvicorn_log_level: Annotated[LogLevel, tyro.conf.arg(aliases=["--log-level"])] = "warning"
     """info logs every request."""
     engine: EngineConfig = field(default_factory=EngineConfig)
 
@@ -45,10 +49,18 @@ class Serve:
             raise ConfigError("port", self.port, "an integer from 0 to 65535")
         if self.max_body_bytes < 1:
             raise ConfigError("max_body_bytes", self.max_body_bytes, "an integer >= 1")
-        if not all(self.api_key):
+        if not all(self.api_keys):
             raise ConfigError("api_key", "", "non-empty keys")
         if self.model_tag is not None and self.engine.model not in (self.model_tag, "smollm2"):
             raise ConfigError("model", self.engine.model, f"one model, not also {self.model_tag!r}")
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        return tuple(chain.from_iterable(self.api_key))
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return tuple(chain.from_iterable(self.served_model_name))
 
     @property
     def engine_config(self) -> EngineConfig:
@@ -74,7 +86,7 @@ def _serve(config: Serve, listener: socket.socket) -> int:
     sys.setswitchinterval(0.001)
     engine = Engine.from_config(config.engine_config)
     options = ServerOptions(
-        model_names=config.served_model_name, api_keys=config.api_key, max_body_bytes=config.max_body_bytes
+        model_names=config.model_names, api_keys=config.api_keys, max_body_bytes=config.max_body_bytes
     )
     settings = uvicorn.Config(
         build_app(engine, options),
@@ -82,7 +94,9 @@ def _serve(config: Serve, listener: socket.socket) -> int:
         timeout_graceful_shutdown=GRACE_SECONDS,
         timeout_keep_alive=75,
     )
-    print(f"serving {engine.model_name} on {_address(listener)}", file=sys.stderr, flush=True)
+    print(banner(engine.info(), engine.speculation().policy), file=sys.stderr)
+    names = ", ".join(config.model_names) or engine.model_name
+    print(f"serving {names} on {_address(listener)}", file=sys.stderr, flush=True)
     server = uvicorn.Server(settings)
     # The server stops on these by itself, then raises them again for whoever had them before: a stop asked for is no
     # failure, so that is nobody.
@@ -90,6 +104,19 @@ def _serve(config: Serve, listener: socket.socket) -> int:
         signal.signal(number, lambda *_: None)
     server.run(sockets=[listener])
     return 0 if server.started else 1
+
+
+def banner(info: EngineInfo, policy: str) -> str:
+    """What the settings came to on this machine: model, drafter, kernels, policy, pages."""
+    policy = policy if info.drafter is not None else f"{policy}: nothing to speculate with"
+    rows = {
+        "model": f"{info.model} ({info.architecture}, {info.dtype}), context {info.max_model_len} tokens",
+        "drafter": info.drafter or "none",
+        "kernels": f"{info.kernels} on {info.device}, {info.num_threads} threads",
+        "policy": policy,
+        "pages": f"{info.num_pages} of {info.page_size} tokens ({info.num_pages * info.page_size} tokens of K/V)",
+    }
+    return "\n".join(f"  {name:<8} {value}" for name, value in rows.items())
 
 
 def listen(host: str, port: int) -> socket.socket:

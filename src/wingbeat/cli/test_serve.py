@@ -17,9 +17,9 @@ import pytest
 import tyro
 
 from wingbeat.cli.main import main
-from wingbeat.cli.serve import Serve, listen
+from wingbeat.cli.serve import Serve, banner, listen
 from wingbeat.errors import ConfigError
-from wingbeat.server.test_fake import TEMPLATE
+from wingbeat.server.test_fake import TEMPLATE, FakeEngine
 from wingbeat.text.test_detokenize import byte_tokenizer
 
 
@@ -42,9 +42,22 @@ def test_names_of_flags_are_vllms() -> None:
         *("--speculative-model", "none", "--policy", "off", "--speculative-plan", "chain(2)", "--num-threads", "1"),
         *("--speculative-disable-batch-threshold", "4", "--loop", "plain", "--uvicorn-log-level", "info"),
     )
-    assert config.engine_config.model == "some/model" and config.api_key == ("a", "b")
+    assert config.engine_config.model == "some/model" and config.api_keys == ("a", "b")
     assert config.engine.max_num_seqs == 3 and not config.engine.enable_prefix_caching
-    assert config.engine.speculative_disable_batch_threshold == 4 and config.served_model_name == ("m",)
+    assert config.engine.speculative_disable_batch_threshold == 4 and config.model_names == ("m",)
+
+
+def test_keys_and_names_add_up() -> None:
+    flags = ("--api-key", "a", "--api-key", "b", "c", "--served-model-name", "m", "--served-model-name", "n")
+    config = parsed(*flags, "--log-level", "info")
+    assert config.api_keys == ("a", "b", "c") and config.model_names == ("m", "n")
+    assert config.uvicorn_log_level == "info"
+
+
+def test_the_banner_says_what_the_settings_came_to() -> None:
+    lines = banner(FakeEngine().info(), "auto").splitlines()
+    assert [line.split()[0] for line in lines] == ["model", "drafter", "kernels", "policy", "pages"]
+    assert "none" in lines[1] and "nothing to speculate" in lines[3]
 
 
 def test_the_model_is_named_once() -> None:
@@ -146,7 +159,7 @@ def test_a_real_engine_serves_and_stops_on_sigterm(tmp_path: Path) -> None:
         assert json.loads(held["choices"][0]["message"]["content"])["x"] in ("y", "zz")
         long = httpx.post(f"{url}/v1/completions", json={"prompt": "x" * 300}, timeout=30)
         assert long.status_code == 400 and "max_model_len 256" in long.json()["error"]["message"]
-        assert httpx.get(f"{url}/v1/speculation", timeout=30).json()["depth"] == 0
+        assert httpx.get(f"{url}/v1/speculation", timeout=30).json()["plan"]["depth"] == 0
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
 

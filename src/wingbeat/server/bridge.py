@@ -38,6 +38,7 @@ class EngineLike(Protocol):
     def has_work(self) -> bool: ...
     def step(self) -> list[ChoiceDelta]: ...
     def set_policy(self, spec: str) -> None: ...
+    def reset_prefix_cache(self) -> None: ...
     def speculation(self) -> SpeculationState: ...
     def metrics(self) -> EngineMetrics: ...
     def info(self) -> EngineInfo: ...
@@ -232,19 +233,25 @@ class EngineBridge:
             for message in self._messages():
                 stopping = isinstance(message, Stop) or stopping
                 self._handle(message)
-            if not stopping and self.failure is None and self.engine.has_work():
+            if not stopping and self._has_work():
                 self._step()
         self.engine.close()
 
     def _messages(self) -> list[Message]:
         """Everything in the inbox; waits for something only when the engine has nothing to do."""
-        idle = self.failure is not None or not self.engine.has_work()
-        found = [self._inbox.get()] if idle else []
+        found = [] if self._has_work() else [self._inbox.get()]
         try:
             while True:
                 found.append(self._inbox.get_nowait())
         except Empty:
             return found
+
+    def _has_work(self) -> bool:
+        try:
+            return self.failure is None and self.engine.has_work()
+        except Exception as error:
+            self._stop_serving(error)
+            return False
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Add):

@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
 from wingbeat import __version__
+from wingbeat.engine.metrics import SpeculationState
 from wingbeat.server.bridge import EngineLike
 from wingbeat.server.context import ServerContext
 from wingbeat.server.prometheus import exposition
@@ -62,7 +63,7 @@ def control_router(server: ServerContext, latencies: CollectorRegistry) -> APIRo
     @router.get("/v1/speculation")
     async def speculation() -> JsonObject:
         """The policy, its newest plan, and what it believes."""
-        return asdict(await bridge.call(lambda engine: engine.speculation()))
+        return speculation_record(await bridge.call(lambda engine: engine.speculation()))
 
     @router.post("/v1/speculation")
     async def steer(body: PolicyBody) -> JsonObject:
@@ -70,11 +71,24 @@ def control_router(server: ServerContext, latencies: CollectorRegistry) -> APIRo
 
         def change(engine: EngineLike) -> JsonObject:
             engine.set_policy(body.policy)
-            return asdict(engine.speculation())
+            return speculation_record(engine.speculation())
 
         return await bridge.call(change)
 
+    @router.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> JsonObject:
+        """Forgets the reusable pages that no running request holds, so that a measurement starts cold."""
+        await bridge.call(lambda engine: engine.reset_prefix_cache())
+        return {"status": "ok"}
+
     return router
+
+
+def speculation_record(state: SpeculationState) -> JsonObject:
+    """The state as JSON, with the newest plan in an object of its own."""
+    record: JsonObject = asdict(state)
+    plan = {"text": record.pop("plan"), **{name: record.pop(name) for name in ("depth", "topk", "rows")}}
+    return {"policy": record.pop("policy"), "plan": plan, **record}
 
 
 def _model_record(server: ServerContext, name: str) -> JsonObject:

@@ -286,8 +286,20 @@ def test_policy_is_read_and_changed() -> None:
 
     before, changed, wrong, after = served(FakeEngine(), work)
     assert (before["policy"], changed["policy"], after["policy"]) == ("auto", "off", "off")
-    assert before["beliefs"]["acceptance"] == [0.5]
+    assert before["plan"] == {"text": "off", "depth": 0, "topk": 1, "rows": 0} and changed.keys() == before.keys()
+    assert before["beliefs"]["acceptance"] == [0.5] and "depth" not in before
     assert wrong.status_code == 400 and "did you mean 'off'" in wrong.json()["error"]["message"]
+
+
+def test_the_prefix_cache_is_reset_on_the_engines_thread() -> None:
+    engine = FakeEngine()
+
+    async def work(client: httpx.AsyncClient) -> int:
+        await client.post("/v1/completions", json={"prompt": "a"})
+        return (await client.post("/reset_prefix_cache")).status_code
+
+    assert served(engine, work) == 200
+    assert engine.num_resets == 1 and len(engine.threads) == 1
 
 
 def test_metrics_parse_and_count() -> None:

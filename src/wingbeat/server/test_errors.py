@@ -195,6 +195,21 @@ def test_a_failing_engine_ends_every_request_and_says_so() -> None:
     assert later.status_code == 503
 
 
+def test_an_engine_that_cannot_say_whether_it_has_work_fails_aloud() -> None:
+    engine = FakeEngine("abcdefgh" * 30, delay_s=0.01)
+
+    def broken() -> bool:
+        raise RuntimeError("lost count")
+
+    async def work(client: httpx.AsyncClient) -> list[int]:
+        running = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 400}))
+        await until(lambda: engine.num_steps >= 3)
+        engine.has_work = broken
+        return [(await running).status_code, (await client.get("/health")).status_code]
+
+    assert served(engine, work) == [503, 503]
+
+
 def test_an_unexpected_error_while_adding_fails_that_request_only() -> None:
     engine = FakeEngine()
     add = engine.add

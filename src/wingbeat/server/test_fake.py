@@ -53,7 +53,7 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.aborted: list[str] = []
         self.policy, self.threads = "auto", set()
-        self.num_steps = 0
+        self.num_steps = self.num_resets = 0
         self._choices: list[FakeChoice] = []
         self._grammars = GrammarCompiler(self.tokenizer)
         self._finished: dict[str, int] = {}
@@ -123,6 +123,10 @@ class FakeEngine:
         if spec not in ("off", "auto"):
             raise unknown_name("policy", spec, ("off", "auto"))
         self.policy = spec
+
+    def reset_prefix_cache(self) -> None:
+        self.threads.add(threading.get_ident())
+        self.num_resets += 1
 
     def speculation(self) -> SpeculationState:
         beliefs = Beliefs(
