@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 
@@ -70,7 +70,7 @@ def test_conversations_end_where_the_assistant_speaks_next(suite: str) -> None:
         roles = [str(message["role"]) for message in prompt.messages]
         assert roles[0] in {"system", "user"}, prompt.id
         assert roles[-1] in {"user", "tool"}, prompt.id
-        assert all(b in FOLLOWERS[a] for a, b in zip(roles, roles[1:], strict=False)), prompt.id
+        assert all(b in FOLLOWERS[a] for a, b in pairwise(roles)), prompt.id
         assert all(message["content"] for message in prompt.messages), prompt.id
 
 
