@@ -1,16 +1,18 @@
 """Engine throughput in process: boots and policies side by side, interleaved, no HTTP in between.
 
-    python benchmarks/engine.py --arms none off chain(3) auto --concurrency 1 8 32 --domains coding
+    python benchmarks/engine.py --arms none off "chain(3)" auto --concurrency 1 8 32 --domains coding
+    python benchmarks/engine.py --arms none none@0.7
 
-`none` is a boot without a drafter; every other arm is a policy (a plan means always:PLAN) of one boot with it. Each block
-answers the same prompts in the same order with the same seeds; ratios are paired by block against the first arm.
+`none` is a boot without a drafter; every other arm is a policy (a plan means always:PLAN) of one boot with it; @T
+samples with temperature T (top-p as given). Each block answers the same prompts in the same order with the same seeds;
+ratios are paired by block against the first arm.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -34,9 +36,9 @@ class Options:
     requests: int = 4
     """Requests per block: this many times the concurrency, at least 4."""
     max_tokens: int = 96
-    temperature: float = 0.0
-    top_p: float = 1.0
-    loop: str = "overlapped"
+    top_p: float = 0.95
+    """Of arms that sample."""
+    loop: str = "plain"
     num_threads: int | None = None
     model: str = "smollm2"
     json: bool = False
@@ -48,21 +50,35 @@ class Block:
     accept_len: float
 
 
-def load_prompts(engine: Engine, domain: str) -> list[tuple[int, ...]]:
+Prompts = list[tuple[int, ...]]
+
+
+def load_prompts(engine: Engine, domain: str) -> Prompts:
     path = Path(domain) if domain.endswith(".jsonl") else SUITES / f"{domain}.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return [tuple(engine.encode_chat(row["messages"])) for row in rows]
 
 
-def run_block(engine: Engine, prompts: list[tuple[int, ...]], concurrency: int, options: Options, first: int) -> Block:
+@dataclass(frozen=True, slots=True)
+class Arm:
+    name: str
+    policy: str  # "none": a boot without a drafter
+    temperature: float
+
+
+def parse_arm(name: str) -> Arm:
+    plan, _, temperature = name.partition("@")
+    policy = plan if plan in ("none", "off", "auto") or ":" in plan else f"always:{plan}"
+    return Arm(name, policy, float(temperature or 0.0))
+
+
+def run_block(engine: Engine, arm: Arm, concurrency: int, options: Options, prompts: Prompts, first: int) -> Block:
     """Closed loop: `concurrency` requests in flight until all are done."""
+    if arm.policy != "none":
+        engine.set_policy(arm.policy)
     count = max(options.requests * concurrency, 4)
-    params = [
-        SamplingParams(
-            temperature=options.temperature, top_p=options.top_p, max_tokens=options.max_tokens, seed=i, ignore_eos=True
-        )
-        for i in range(count)
-    ]
+    settings = SamplingParams(temperature=arm.temperature, top_p=options.top_p, max_tokens=options.max_tokens)
+    params = [replace(settings, seed=i) for i in range(count)]
     engine.reset_prefix_cache()
     waiting = [
         Request(request_id=f"b{first}-{i}", prompt_token_ids=prompts[(first + i) % len(prompts)], params=params[i])
@@ -82,32 +98,31 @@ def run_block(engine: Engine, prompts: list[tuple[int, ...]], concurrency: int, 
     return Block(tokens / (perf_counter() - started), tokens / max(forwards, 1))
 
 
+def boot(options: Options, bare: bool) -> Engine:
+    return Engine.from_config(
+        EngineConfig(
+            model=options.model,
+            speculative_model="none" if bare else "auto",
+            loop=options.loop,  # type: ignore[arg-type]
+            num_threads=options.num_threads,
+        )
+    )
+
+
 def main() -> int:
     options = tyro.cli(Options, description=__doc__)
-    boots: dict[bool, Engine] = {}
-    for arm in options.arms:
-        if (arm == "none") not in boots:
-            boots[arm == "none"] = Engine.from_config(
-                EngineConfig(
-                    model=options.model,
-                    speculative_model="none" if arm == "none" else "auto",
-                    loop=options.loop,  # type: ignore[arg-type]
-                    num_threads=options.num_threads,
-                )
-            )
+    arms = [parse_arm(name) for name in options.arms]
+    boots = {bare: boot(options, bare) for bare in sorted({arm.policy == "none" for arm in arms})}
     results: dict[tuple[str, int, str], list[Block]] = {}
     for domain in options.domains:
+        prompts = load_prompts(next(iter(boots.values())), domain)
         for concurrency in options.concurrency:
             for number in range(-1, options.blocks):  # block -1 warms up
-                order = options.arms if number % 2 else options.arms[::-1]
-                for arm in order:
-                    engine = boots[arm == "none"]
-                    if arm != "none":
-                        engine.set_policy(arm if arm in ("off", "auto") or ":" in arm else f"always:{arm}")
-                    prompts = load_prompts(engine, domain)
-                    block = run_block(engine, prompts, concurrency, options, 7 * (number + 1))
+                for arm in arms if number % 2 else arms[::-1]:
+                    engine = boots[arm.policy == "none"]
+                    block = run_block(engine, arm, concurrency, options, prompts, 7 * (number + 1))
                     if number >= 0:
-                        results.setdefault((domain, concurrency, arm), []).append(block)
+                        results.setdefault((domain, concurrency, arm.name), []).append(block)
             print_cell(options, results, domain, concurrency)
     for engine in boots.values():
         engine.close()

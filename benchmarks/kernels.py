@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import median, quantiles
 from time import perf_counter
 
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wingbeat.batch import ForwardBatch
+from wingbeat.batch import CarriedFeatures, CommittedRows, ForwardBatch
 from wingbeat.cache.pool import KVPool
 from wingbeat.kernels.dispatch import kernel_factory
 from wingbeat.kernels.interface import KernelFactory, LayerWeights, StackShape
@@ -156,16 +157,21 @@ def attention(mine: KernelFactory, layers: list[LayerWeights], repeats: int) -> 
 
 
 def listening(mine: KernelFactory, layers: list[LayerWeights], repeats: int) -> None:
-    stack = mine.stack(SHAPE, layers, rope())
+    hidden, num_rows = SHAPE.hidden_size, 32
     batch, pool = decode_batch(8, 4, 64)
-    residual = torch.randn(32, SHAPE.hidden_size).to(BF16)
-    slots = torch.arange(32)
-    print("\nlistening (K/V of one layer into pages), 32 rows, against a forward of them")
-    sides = [
-        lambda: stack.write_kv(residual, batch.positions, slots, pool),
-        lambda: stack.forward(residual, batch, pool),
-    ]
-    line("  32 rows", ("write_kv", "forward"), times_ms(sides, repeats))
+    stack = mine.stack(SHAPE, layers, rope())
+    layer = replace(layers[0], input_norm=None, qkv=matrix(layers[0].qkv.shape[0], 2 * hidden))
+    ones = torch.ones(hidden, dtype=BF16)
+    joined = mine.draft_input(matrix(VOCAB, hidden), ones, ones, 1e-5)
+    one_layer = mine.stack(replace(SHAPE, num_layers=1, input_size=2 * hidden), [layer], rope())
+    listen = mine.listen(mine.linear(matrix(hidden, 3 * hidden)), joined, one_layer)
+    at = torch.arange(num_rows)
+    rows = CommittedRows(at, at, at, at, at, at, torch.full((num_rows,), -1))
+    carried = CarriedFeatures(torch.zeros(num_rows, hidden, dtype=BF16), torch.zeros(num_rows, hidden, dtype=BF16), 16)
+    aux, residual = torch.randn(num_rows, 3 * hidden).to(BF16), torch.randn(num_rows, hidden).to(BF16)
+    print("\nlistening (fused features, K/V of the drafter's layer), 32 rows, against the target's forward of them")
+    sides = [lambda: listen(aux, rows, carried, pool), lambda: stack.forward(residual, batch, pool)]
+    line("  32 rows", ("listen", "forward"), times_ms(sides, repeats))
 
 
 def main() -> int:

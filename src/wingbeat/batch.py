@@ -67,3 +67,25 @@ class ForwardOutput:
 
     logits: Tensor  # [n, V] float32 (float64 for float64 models)
     aux: Tensor | None  # [R, num_aux*H] model dtype
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedRows:
+    """Rows whose K/V went to pages in one step, sequence by sequence, in position order."""
+
+    block_rows: Tensor  # [n] int64
+    token_ids: Tensor  # [n] int64
+    slots: Tensor  # [n] int64
+    positions: Tensor  # [n] int64
+    seqs: Tensor  # [n] int64 index of the block's sequence
+    lanes: Tensor  # [n] int64
+    before: Tensor  # [n] int64 index of the row before it in this list, -1: it was committed in an earlier step
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedFeatures:
+    """Fused features kept from step to step: of each lane's newest committed row, and of each full page's last row."""
+
+    lanes: Tensor  # [S, H]
+    pages: Tensor  # [pages, H]
+    page_size: int

@@ -4,7 +4,7 @@ WingbeatError
 |-- ConfigError        a setting is wrong: names field, value and what is allowed   (exit 2)
 |-- CheckpointError    a model directory or file cannot be used: names tensor or field
 |-- RequestError       one request is wrong: names the field                        (HTTP 4xx)
-|   `-- CapacityError  the request can never fit, or the queue is full              (HTTP 4xx/429)
+|   `-- CapacityError  the request can never fit
 |-- EngineError        the engine failed while serving                              (HTTP 5xx)
 `-- LabError           a benchmark, suite, record or comparison cannot be used
 """
@@ -42,7 +42,7 @@ class RequestError(WingbeatError):
 
 
 class CapacityError(RequestError):
-    """A request that can never fit (context, pages) or finds the queue full."""
+    """A request that can never fit: its prompt is longer than the context."""
 
 
 class EngineError(WingbeatError):

@@ -63,7 +63,7 @@ class SamplingParams:
             (
                 "min_tokens",
                 self.min_tokens,
-                0 <= self.min_tokens and (self.max_tokens is None or self.min_tokens <= self.max_tokens),
+                self.min_tokens >= 0 and (self.max_tokens is None or self.min_tokens <= self.max_tokens),
                 "an integer from 0 to max_tokens",
             ),
             ("stop", self.stop, all(self.stop) and len(self.stop) <= 16, "up to 16 non-empty strings"),
@@ -96,6 +96,8 @@ class Request:
     params: SamplingParams
     json_schema: str | None = None
     """Constrain every choice to this JSON schema (a JSON text; '{}' is any JSON object)."""
+    cache_salt: str | None = None
+    """Prefix reuse only among requests with the same salt (vLLM's field of that name); None: among those without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,8 @@
     python tests/mutants/mutate.py [--only NAME ...] [--list faults.toml] [--jobs 2]
 
 A fault is a name, a file, the exact text that stands there once, what replaces it, and the pytest selection that must
-notice. A fault whose tests still pass has survived: the tests have a hole. Exit code 1 if any survives or cannot be
-planted. The working tree is never touched.
+notice. A fault whose tests still pass has survived: the tests have a hole. One line per fault is printed; exit code 1
+if any survives or cannot be planted. The working tree is copied once at the start and never touched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("src", "tests", "pyproject.toml")
 TESTS_FAILED = 1
 """pytest's exit code for failed tests; 2 to 5 mean that they did not run, which proves nothing."""
-Outcome = Literal["killed", "survived", "unusable"]
+Outcome = Literal["killed", "SURVIVED", "unusable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +78,22 @@ def try_fault(fault: Fault, root: Path, timeout_s: float) -> Verdict:
     start = monotonic()
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         tree = Path(folder)
-        copy_tree(root, tree, keep_compiled="kernels/" not in fault.file)
+        copy_tree(root, tree)
         try:
             plant(fault, tree)
         except ValueError as error:
             return Verdict(fault, "unusable", str(error), monotonic() - start)
-        outcome, detail = judge(run_tests(fault.tests, tree, timeout_s))
+        own_cache = tree / "cache" if "kernels/" in fault.file else None
+        outcome, detail = judge(run_tests(fault.tests, tree, timeout_s, own_cache))
     return Verdict(fault, outcome, detail, monotonic() - start)
 
 
-def copy_tree(root: Path, tree: Path, *, keep_compiled: bool) -> None:
-    """What the tests need. Numba's cache saves a minute but knows nothing of callers, so a kernel fault drops it."""
-    stale = ("*.pyc",) if keep_compiled else ("*.pyc", "*.nbi", "*.nbc")
+def copy_tree(root: Path, tree: Path) -> None:
+    """What the tests need. Times are kept: Numba's cache beside a source goes by them, and so notices a fault."""
     for name in COPIED:
         source = root / name
         if source.is_dir():
-            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns(*stale), symlinks=True)
+            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("*.pyc"), symlinks=True)
         elif source.is_file():
             shutil.copy2(source, tree / name)
 
@@ -106,11 +106,18 @@ class Outputs:
     lines: list[str]
 
 
-def run_tests(tests: tuple[str, ...], tree: Path, timeout_s: float) -> Outputs:
-    """Runs the selection inside the copy, importing from the copy."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
+def run_tests(tests: tuple[str, ...], tree: Path, timeout_s: float, own_cache: Path | None = None) -> Outputs:
+    """Runs the selection inside the copy, importing from the copy.
+
+    `own_cache`: where a changed kernel's compiled code goes, instead of staying in the user's cache for ever.
+    """
+    options = ["-x", "-q", "--no-header", "--assert=plain", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     paths = [str(tree / "src"), str(tree / "tests")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+    env["OMP_NUM_THREADS"] = "1"  # jobs run side by side; threads beyond the cores spin while they wait for one another
+    if own_cache is not None:
+        env["XDG_CACHE_HOME"] = str(own_cache)
     try:
         done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -126,17 +133,19 @@ def judge(outputs: Outputs) -> tuple[Outcome, str]:
     if outputs.code == TESTS_FAILED:
         return "killed", next((line for line in outputs.lines if line.startswith(("FAILED", "ERROR"))), last)
     if outputs.code == 0:
-        return "survived", last
+        return "SURVIVED", last
     return "unusable", f"pytest exit code {outputs.code}: {last}"
 
 
-def check_baseline(faults: Sequence[Fault], root: Path, timeout_s: float) -> str | None:
-    """Runs every named test on an unchanged copy; a reason to stop, or None. Tests that fail anyway notice nothing."""
+def check_baseline(faults: Sequence[Fault], tree: Path, timeout_s: float) -> str | None:
+    """Runs every named test without a fault; a reason to stop, or None. Tests that fail anyway notice nothing."""
     tests = tuple(dict.fromkeys(word for fault in faults for word in fault.tests))
-    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        copy_tree(root, Path(folder), keep_compiled=True)
-        outputs = run_tests(tests, Path(folder), timeout_s)
-    return None if outputs.code == 0 else "\n".join(["without any fault:", *outputs.lines[-15:]])
+    start = monotonic()
+    outputs = run_tests(tests, tree, timeout_s)
+    if outputs.code != 0:
+        return "\n".join(["without any fault:", *outputs.lines[-15:]])
+    print(f"without a fault all named tests pass ({monotonic() - start:.1f} s)", flush=True)
+    return None
 
 
 def try_all(faults: Sequence[Fault], root: Path, jobs: int, timeout_s: float) -> list[Verdict]:
@@ -165,10 +174,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not faults:
         print("no such fault", file=sys.stderr)
         return 2
-    if (reason := check_baseline(faults, options.root, 2 * options.timeout_s)) is not None:
-        print(reason)
-        return 1
-    verdicts = try_all(faults, options.root, options.jobs, options.timeout_s)
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        tree = Path(folder)
+        copy_tree(options.root, tree)
+        if (reason := check_baseline(faults, tree, 2 * options.timeout_s)) is not None:
+            print(reason)
+            return 1
+        verdicts = try_all(faults, tree, options.jobs, options.timeout_s)
     killed = sum(v.outcome == "killed" for v in verdicts)
     print(f"{killed} of {len(verdicts)} faults were noticed")
     return 0 if killed == len(verdicts) else 1

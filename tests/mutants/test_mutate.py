@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from mutants.mutate import Fault, main, plant, read_faults, try_fault
+from mutants.mutate import ROOT, Fault, main, plant, read_faults, try_fault
 
+SHIPPED = Path(__file__).parent / "faults.toml"
 CODE = "def double(x):\n    return x * 2\n\n\ndef unused(x):\n    return x\n"
 TEST = "from toy import double\n\n\ndef test_double():\n    assert double(3) == 6\n"
 LIST = """
@@ -50,7 +53,7 @@ def test_a_survivor_fails_the_run(toy: Path, capsys: pytest.CaptureFixture[str])
     (toy / "faults.toml").write_text(LIST + SURVIVOR)
     assert run(toy) == 1
     out = capsys.readouterr().out
-    assert "survived  nobody looks" in out
+    assert "SURVIVED  nobody looks" in out
     assert "1 of 2" in out
 
 
@@ -79,13 +82,19 @@ def test_a_fault_that_hangs_is_noticed(toy: Path) -> None:
 
 
 def test_the_shipped_list_can_be_planted(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[2]
-    for fault in read_faults(Path(__file__).parent / "faults.toml"):
+    for fault in read_faults(SHIPPED):
         copy = tmp_path / fault.file
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text((root / fault.file).read_text())
+        copy.write_text((ROOT / fault.file).read_text())
         plant(fault, tmp_path)
         assert fault.tests, fault.name
+
+
+def test_the_shipped_list_names_tests_that_exist() -> None:
+    tests = sorted({word for fault in read_faults(SHIPPED) for word in fault.tests})
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(collect, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-1500:]
 
 
 def test_a_list_may_not_repeat_a_name_or_change_nothing(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from wingbeat.batch import ForwardBatch
+from wingbeat.batch import CarriedFeatures, CommittedRows, ForwardBatch
 from wingbeat.cache.pool import KVPool
-from wingbeat.models.interface import ModelInfo
+from wingbeat.models.interface import Drafter, ModelInfo
 
 PAGE_SIZE, NUM_PAGES = 4, 64
 
@@ -54,6 +54,24 @@ class PagedFeed:
     def slots(self, seq: int, start: int, count: int) -> Tensor:
         at = torch.arange(start, start + count)
         return self.page_table[seq].long()[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE
+
+    def hear(self, drafter: Drafter, aux: Tensor, token_ids: list[int]) -> Tensor:
+        """Listens to all tokens of sequence 0 at once, token j to slot j; the last one's feature [H]."""
+        count = len(token_ids)
+        hidden = drafter.info.hidden_size
+        features = [torch.zeros(rows, hidden, dtype=aux.dtype) for rows in (1, NUM_PAGES)]
+        none = torch.zeros(count, dtype=torch.int64)
+        rows = CommittedRows(
+            block_rows=torch.arange(count),
+            token_ids=torch.tensor(token_ids),
+            slots=self.slots(0, 0, count),
+            positions=torch.arange(count),
+            seqs=none,
+            lanes=none,
+            before=torch.arange(count) - 1,
+        )
+        drafter.listen(aux, rows, CarriedFeatures(features[0], features[1], PAGE_SIZE), self.pool)
+        return features[0][0]
 
     def commit(self, token_ids: list[list[int]]) -> None:
         """Moves the rows of the last batch to their pages."""

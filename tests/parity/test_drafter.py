@@ -43,13 +43,14 @@ def make_reference(target: DecoderModel, tensors: dict[str, Tensor], **flags: bo
 
 
 def listen_then_speak(drafter: Eagle3Drafter, aux: Tensor, tokens: Tensor, listened: int) -> tuple[Tensor, Tensor]:
-    """Entries of rows below `listened` by listening, the others by forward. Token j's entry goes to slot j."""
+    """Entries of the first `listened` tokens by listening, the others by forward.
+
+    The reference pairs token j with aux row j, listening with the row before it: hence one token more in front.
+    """
     feed = PagedFeed(drafter.info, first_slot=1)
-    fused = drafter.fuse(aux)
-    slots = feed.slots(0, 1, listened)
-    drafter.listen(fused[:listened], tokens[:listened], torch.arange(listened), slots, feed.pool)
+    feed.hear(drafter, aux[: listened + 1], [0, *tokens[:listened].tolist()])
     feed.lens[0] += listened
-    return drafter.forward(fused[listened:], feed.batch([tokens[listened:].tolist()]), feed.pool)
+    return drafter.forward(drafter.fuse(aux)[listened:], feed.batch([tokens[listened:].tolist()]), feed.pool)
 
 
 def check_against(reference: Reference, drafter: Eagle3Drafter, atol: float = 1e-4) -> None:

@@ -19,7 +19,7 @@ from wingbeat.spec.plan import OFF, Rule, chain, tree
 from wingbeat.spec.policy import Decision, LoadSnapshot, parse_policy
 from wingbeat.spec.stats import AcceptStats
 from wingbeat.text.tokenizer import Tokenizer, byte_level_table
-from wingbeat.types import Request, SamplingParams
+from wingbeat.types import ChoiceDelta, Request, SamplingParams
 
 VOCAB = 256
 EOS = 7
@@ -37,16 +37,21 @@ class RandomPlans:
         return Decision(rule=self.source.choice(PLANS))
 
 
+def models(vocab: int = VOCAB):
+    """A target and a drafter that knows about four fifths of the vocabulary; the same two at every call."""
+    return _models(vocab)
+
+
 @lru_cache(maxsize=4)
-def models(seed: int = 0, dtype: torch.dtype = torch.float64):
-    target = random_target(vocab_size=VOCAB, eos_token_ids=(EOS,), seed=seed, dtype=dtype)
-    return target, random_drafter(target, draft_vocab_size=200)
+def _models(vocab: int):
+    target = random_target(vocab_size=vocab, eos_token_ids=(EOS,), dtype=torch.float64)
+    return target, random_drafter(target, draft_vocab_size=vocab * 200 // VOCAB)
 
 
 @lru_cache(maxsize=1)
 def byte_tokenizer() -> Tokenizer:
     """One token per byte; EOS ends."""
-    letters = {letter: value for letter, value in sorted((c, b) for c, b in byte_level_table().items())}
+    letters = dict(sorted(byte_level_table().items()))
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=letters, merges=[]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
@@ -65,8 +70,9 @@ def engine(
     loop: str = "plain",
     prefix: bool = True,
     max_model_len: int = 256,
+    vocab: int = VOCAB,
 ) -> Iterator[Engine]:
-    target, speaker = models()
+    target, speaker = models(vocab)
     config = EngineConfig(
         model="random",
         policy="off",
@@ -90,25 +96,51 @@ def engine(
         built.close()
 
 
-def prompts(count: int, seed: int = 0, longest: int = 60) -> list[tuple[int, ...]]:
+def prompts(count: int, seed: int = 0, longest: int = 60, first: int = 8, vocab: int = VOCAB) -> list[tuple[int, ...]]:
+    """Random tokens from `first` on."""
     source = random.Random(seed)
-    return [
-        tuple(source.randrange(8, VOCAB) for _ in range(source.randint(1, longest))) for _ in range(count)
-    ]
+    return [tuple(source.randrange(first, vocab) for _ in range(source.randint(1, longest))) for _ in range(count)]
 
 
-Outputs = dict[tuple[str, int], list[int]]
+Key = tuple[str, int]
+Outputs = dict[Key, list[int]]
 
 
 def run(
     built: Engine, texts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams], *, stagger: int = 0
 ) -> Outputs:
     """Tokens by (request, choice). `stagger`: a new request arrives every so many steps."""
+    outputs: Outputs = {}
+    for delta in deltas(built, texts, params, stagger):
+        outputs.setdefault((delta.request_id, delta.choice_index), []).extend(delta.token_ids)
+    return outputs
+
+
+def run_with_logprobs(
+    built: Engine, texts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams]
+) -> tuple[Outputs, dict[Key, list[float]]]:
+    """Tokens and their logprobs, for `params` that ask for them.
+
+    A token of a small model hardly depends on any one earlier token's K/V, its logprob does.
+    """
+    outputs: Outputs = {}
+    logprobs: dict[Key, list[float]] = {}
+    for delta in deltas(built, texts, params):
+        key = delta.request_id, delta.choice_index
+        outputs.setdefault(key, []).extend(delta.token_ids)
+        logprobs.setdefault(key, []).extend(entry.logprob for entry in delta.logprobs or ())
+    assert [len(each) for each in logprobs.values()] == [len(each) for each in outputs.values()]
+    return outputs, logprobs
+
+
+def deltas(
+    built: Engine, texts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams], stagger: int = 0
+) -> Iterator[ChoiceDelta]:
+    """Runs the engine to the end; no page may leak."""
     waiting = [
         Request(request_id=f"r{i}", prompt_token_ids=text, params=each)
         for i, (text, each) in enumerate(zip(texts, params, strict=True))
     ]
-    outputs: Outputs = {}
     step = 0
     while waiting or built.has_work():
         while waiting and (stagger == 0 or step % stagger == 0):
@@ -117,9 +149,8 @@ def run(
                 break
         for delta in built.step():
             assert delta.error is None
-            outputs.setdefault((delta.request_id, delta.choice_index), []).extend(delta.token_ids)
+            yield delta
         step += 1
-        assert step < 20_000, "the engine does not finish"
+        assert step < 4_000, "the engine does not finish"
     built._prefix.pages.check()
     assert built._prefix.pages.num_held == 0, "pages leaked"
-    return outputs

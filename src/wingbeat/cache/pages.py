@@ -56,10 +56,14 @@ class PageAllocator:
             self._on_evict(page)
         self._free.append(page)
 
+    def give_up(self, count: int) -> None:
+        """Frees the `count` oldest kept pages, or all of them if they are fewer."""
+        for _ in range(min(count, len(self._kept))):
+            self._give_up_oldest()
+
     def drop_kept(self) -> None:
         """Gives up every kept page."""
-        while self._kept:
-            self._give_up_oldest()
+        self.give_up(len(self._kept))
 
     def share(self, pages: Iterable[int]) -> None:
         """One more holder for each page (a prefix hit)."""

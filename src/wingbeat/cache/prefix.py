@@ -1,7 +1,7 @@
 """PrefixCache: full pages found again by the tokens they hold.
 
-A page's key chains over all tokens before it, so equal keys mean equal K/V. A page depends on its own and earlier
-tokens only (never on the token after it), so a boot with and without a drafter has the same keys and hit rate.
+A page's key chains over a salt and all tokens before it, so equal keys mean equal K/V. A page depends on its own and
+earlier tokens only (never on the token after it), so a boot with and without a drafter has the same keys and hit rate.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class PrefixCache:
         self._page_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
 
-    def match(self, token_ids: Seq[int]) -> tuple[list[int], list[bytes]]:
-        """Pages (now shared by the caller) of the longest known prefix, and their keys.
+    def match(self, token_ids: Seq[int], salt: str | None = None) -> tuple[list[int], list[bytes]]:
+        """Pages (now shared by the caller) of the longest known prefix under this salt, and their keys.
 
         At least one token is left to forward.
         """
         found: list[int] = []
         keys: list[bytes] = []
         if self.enabled:
-            key = _ROOT
+            key = self.root(salt)
             for start in range(0, len(token_ids) - self.page_size, self.page_size):
                 key = self.chain(key, token_ids[start : start + self.page_size])
                 page = self._page_of.get(key)
@@ -52,13 +52,21 @@ class PrefixCache:
         self.num_hit_tokens += num_pages * self.page_size
 
     @staticmethod
+    def root(salt: str | None = None) -> bytes:
+        """The key before a first page. Sequences share pages only under the same salt."""
+        if salt is None:
+            return _ROOT
+        return hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16, key=_ROOT).digest()
+
+    @staticmethod
     def chain(key: bytes, token_ids: Seq[int]) -> bytes:
         """Key of the page after the page with `key`."""
         return hashlib.blake2b(key + array("q", token_ids).tobytes(), digest_size=16).digest()
 
-    def register(self, page: int, previous_key: bytes | None, token_ids: Seq[int]) -> bytes:
-        """Makes a full, committed page findable; returns its key (the next page's `previous_key`)."""
-        key = self.chain(_ROOT if previous_key is None else previous_key, token_ids)
+    def register(self, page: int, previous_key: bytes, token_ids: Seq[int]) -> bytes:
+        """Makes a full, committed page findable; returns its key (the next page's `previous_key`; the first's is a
+        root)."""
+        key = self.chain(previous_key, token_ids)
         if self.enabled and key not in self._page_of and page not in self._key_of:
             self._page_of[key] = page
             self._key_of[page] = key

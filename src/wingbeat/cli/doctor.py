@@ -120,7 +120,10 @@ def _numba_threading() -> str:
         return total
 
     spin(2)  # the layer is chosen by the first parallel call
-    return f"{threading_layer()}, {numba.get_num_threads()} threads"
+    shown = f"{threading_layer()}, {numba.get_num_threads()} threads"
+    if threading_layer() == "workqueue":  # numba's last resort, taken where neither TBB nor OpenMP is found
+        raise ValueError(f"{shown}; installing OpenMP's library (Debian package libgomp1) makes the engine faster")
+    return shown
 
 
 def _embedded_model() -> str:

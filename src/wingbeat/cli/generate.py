@@ -6,7 +6,9 @@ import sys
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from wingbeat.cli.starting import Stages
 from wingbeat.engine.config import EngineConfig
+from wingbeat.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,20 +22,23 @@ class Generate:
     max_tokens: int = 256
     temperature: float = 0.0
     top_p: float = 1.0
-    seed: int | None = None
     engine: EngineConfig = field(default_factory=EngineConfig)
 
 
 def run(config: Generate) -> int:
     """Text to stdout, one line of figures to stderr. Exit code 0."""
-    from wingbeat.engine.llm import LLM
     from wingbeat.engine.engine import Engine
+    from wingbeat.engine.llm import LLM
     from wingbeat.types import SamplingParams
 
-    llm = LLM(engine=Engine.from_config(config.engine))
+    # Before the model: nobody should wait for it to learn that a temperature is negative.
     params = SamplingParams(
-        max_tokens=config.max_tokens, temperature=config.temperature, top_p=config.top_p, seed=config.seed
+        max_tokens=config.max_tokens, temperature=config.temperature, top_p=config.top_p, seed=config.engine.seed
     )
+    if not config.prompt:
+        raise RequestError("prompt", "", "at least one character")
+    with Stages() as tell:
+        llm = LLM(engine=Engine.from_config(config.engine, tell))
     started = perf_counter()
     if config.raw:
         outputs = llm.generate(config.prompt, params)

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from wingbeat.cli.starting import Stages
 from wingbeat.engine.config import EngineConfig
 from wingbeat.engine.metrics import EngineInfo
 from wingbeat.errors import ConfigError
@@ -84,7 +85,9 @@ def _serve(config: Serve, listener: socket.socket) -> int:
 
     # The engine's thread gets the interpreter back sooner while answers are being written.
     sys.setswitchinterval(0.001)
-    engine = Engine.from_config(config.engine_config)
+    with Stages() as tell:
+        engine = Engine.from_config(config.engine_config, tell)
+        engine.grammars.prepare()
     options = ServerOptions(
         model_names=config.model_names, api_keys=config.api_keys, max_body_bytes=config.max_body_bytes
     )

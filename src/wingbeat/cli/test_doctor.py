@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,20 @@ def test_a_failed_check_is_a_line_not_a_crash() -> None:
         raise OSError("no such file\nmore")
 
     assert doctor._checked("model", fails) == Fact("model", "no such file", False)
+
+
+def test_says_what_numbas_last_resort_lacks() -> None:
+    """In a process of its own: numba chooses its layer once."""
+    code = "from wingbeat.cli import doctor; print(doctor._checked('threads', doctor._numba_threading))"
+    env = {**os.environ, "NUMBA_THREADING_LAYER": "workqueue"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
+    assert "workqueue" in done.stdout and "libgomp1" in done.stdout and "ok=False" in done.stdout, done.stderr
+
+
+def test_other_threading_layers_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("numba.np.ufunc.threading_layer", lambda: "omp")
+    fact = doctor._checked("threads", doctor._numba_threading)
+    assert fact.ok and fact.value.startswith("omp, ")
 
 
 def test_json_is_one_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

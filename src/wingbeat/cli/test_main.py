@@ -105,6 +105,21 @@ def test_help_and_version_need_no_heavy_import(argv: list[str]) -> None:
     assert "wingbeat" in done.stdout
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_reads_its_flags(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*name.split(), "--help"]) == 0
+    assert "--" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--temperature", "-1"), ("--max-tokens", "0"), ("--prompt", "")])
+def test_generate_refuses_before_it_loads(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wingbeat.engine.engine.Engine.from_config", lambda *_: pytest.fail("it was loaded"))
+    assert cli.main(["generate", "--prompt", "x", f"{flag}={value}"]) == 2
+    assert f"error: {flag[2:].replace('-', '_')}=" in capsys.readouterr().err
+
+
 def test_every_command_in_the_table_exists() -> None:
     for name, command in cli.COMMANDS.items():
         module = cli._load(name, command)

@@ -39,7 +39,7 @@ def test_names_of_flags_are_vllms() -> None:
         *("--max-model-len", "128", "--max-num-seqs", "3", "--max-num-batched-tokens", "64", "--dtype", "float32"),
         *("--block-size", "8", "--num-gpu-blocks-override", "50", "--no-enable-prefix-caching", "--seed", "4"),
         *("--gpu-memory-utilization", "0.5", "--kv-cache-memory-bytes", "1000", "--load-format", "dummy"),
-        *("--speculative-model", "none", "--policy", "off", "--speculative-plan", "chain(2)", "--num-threads", "1"),
+        *("--speculative-model", "none", "--speculative-plan", "chain(2)", "--num-threads", "1"),
         *("--speculative-disable-batch-threshold", "4", "--loop", "plain", "--uvicorn-log-level", "info"),
     )
     assert config.engine_config.model == "some/model" and config.api_keys == ("a", "b")
@@ -81,6 +81,32 @@ def test_a_missing_model_is_an_error_not_a_traceback(tmp_path: Path, capsys: pyt
     assert main(["serve", "--port", "0", "--model", str(tmp_path / "nowhere")]) == 2
     said = capsys.readouterr().err
     assert "error: " in said and "nowhere" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--policy", "fancy"], "policy='fancy' is not valid: expected one of off"),
+        (["--policy", "always:chain(99)"], "policy='always:chain(99)' is not valid: depth=99"),
+        (["--speculative-plan", "hop(3)"], "speculative_plan='hop(3)' is not valid"),
+        (["--speculative-disable-batch-threshold", "-1"], "speculative_disable_batch_threshold=-1 is not valid"),
+        (["--speculative-disable-batch-threshold", "few"], "few"),
+        (["--policy", "always"], "policy='always' is not valid: it needs a drafter"),
+        (["--speculative-disable-batch-threshold", "4"], "it needs a drafter"),
+        (["--speculative-model", "nowhere"], "nowhere"),
+        (["--speculative-model", "default"], "this drafter was made for another model"),
+        (["--max-model-len", "257"], "max_model_len=257 is not valid: at most the model's 256"),
+        (["--kv-cache-memory-bytes", "10"], "kv_cache_memory_bytes=10 is not valid"),
+        (["--kernels", "fast"], "kernels='fast' is not valid"),
+    ],
+)
+def test_what_cannot_work_is_said_before_any_weight_is_read(
+    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = model_directory(tmp_path)  # it has no weights: reading any would be another error
+    assert main(["serve", "--port", "0", "--model", str(model), *flags]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err + printed.out and "Traceback" not in printed.err
 
 
 def test_a_taken_port_is_said_before_the_model_loads(capsys: pytest.CaptureFixture[str]) -> None:

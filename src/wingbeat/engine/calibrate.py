@@ -80,9 +80,7 @@ class _Rig:
         lanes.sampling.temperature[which] = 0.0
         lanes.finished[which] = False
         lanes.end_ids[which] = -1
-        step = StepInput(
-            decode=list(range(num_seqs)), prefills=[], rule=rule, depth_caps=[rule.depth] * num_seqs
-        )
+        step = StepInput(decode=list(range(num_seqs)), prefills=[], rule=rule, depth_caps=[rule.depth] * num_seqs)
         return self._stepper.run(step).times
 
     def best(self, num_seqs: int, rule: Rule, context: int) -> StepTimes:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wingbeat.errors import ConfigError, unknown_name
+from wingbeat.spec.plan import Rule, parse_rule
+from wingbeat.spec.policy import Policy, Threshold, parse_policy
 
 Dtype = Literal["auto", "bfloat16", "float32", "float64"]
 Loop = Literal["plain", "overlapped"]
@@ -17,7 +19,7 @@ class EngineConfig:
     model: str = "smollm2"
     """A directory with config.json and safetensors, a GGUF file, or `smollm2` (the embedded default)."""
     speculative_model: str = "auto"
-    """EAGLE-3 drafter: a directory, `default` (shipped, for smollm2), `none`, or `auto`: default for smollm2, else none."""
+    """EAGLE-3 drafter: a directory, `default` (shipped, for smollm2), `none` or `auto` (default for smollm2)."""
     policy: str = "auto"
     """off | always[:PLAN] | threshold:N | table:LO-HI=PLAN,... | auto; PLAN is off, chain(k) or tree(d,t,n)."""
     speculative_plan: str = "chain(3)"
@@ -47,7 +49,7 @@ class EngineConfig:
     """Seeds requests that bring no seed of their own, and dummy weights."""
     load_format: LoadFormat = "auto"
     """dummy: random weights of the model's shape (speed tests)."""
-    loop: Loop = "overlapped"
+    loop: Loop = "plain"
     """overlapped: the host works on the results of one step while the next one runs; plain: one after the other."""
     kernels: str | None = None
     """Force a kernel backend (torch | cpu); None picks the fastest that fits. For tests and comparison."""
@@ -100,3 +102,42 @@ class EngineConfig:
         ):
             if value not in names:
                 raise unknown_name(name, value, names)
+        if self.speculative_disable_batch_threshold is not None and self.policy != "auto":
+            raise ConfigError("policy", self.policy, "not together with speculative_disable_batch_threshold")
+        self.first_policy()
+
+    @property
+    def plan(self) -> Rule:
+        """speculative_plan, read. Raises ConfigError."""
+        try:
+            return parse_rule(self.speculative_plan)
+        except ConfigError as error:
+            raise _naming(error, "speculative_plan", self.speculative_plan) from None
+
+    def read_policy(self, spec: str) -> Policy:
+        """A policy, with this configuration's plan where it names none. Raises ConfigError."""
+        plan = self.plan
+        try:
+            return parse_policy(spec, plan)
+        except ConfigError as error:
+            raise _naming(error, "policy", spec) from None
+
+    def first_policy(self) -> Policy:
+        """The policy to begin with. Raises ConfigError."""
+        if self.speculative_disable_batch_threshold is not None:
+            return Threshold(self.speculative_disable_batch_threshold, self.plan)
+        return self.read_policy(self.policy)
+
+    @property
+    def drafter_name(self) -> str | None:
+        """What load_drafter takes; None for no drafter."""
+        if self.speculative_model == "auto":
+            return "default" if self.model == "smollm2" and self.load_format != "dummy" else None
+        return None if self.speculative_model == "none" else self.speculative_model
+
+
+def _naming(error: ConfigError, field: str, value: str) -> ConfigError:
+    """An error about a part of a setting (the depth of a plan) as one about the setting."""
+    return (
+        error if error.field == field else ConfigError(field, value, f"{error.field}={error.value!r}: {error.allowed}")
+    )

@@ -12,96 +12,92 @@ import psutil
 import torch
 
 from wingbeat import __version__
-from wingbeat.cache.pool import KVPool
 from wingbeat.cache.prefix import PrefixCache
-from wingbeat.engine.calibrate import calibrate, warm_up
+from wingbeat.engine.build import (
+    DTYPES,
+    Tell,
+    build_stepper,
+    check_models,
+    context_limit,
+    count_pages,
+    count_spare_pages,
+    first_policy,
+    measure_costs,
+    tell_nobody,
+)
 from wingbeat.engine.config import EngineConfig
 from wingbeat.engine.core import EngineCore
 from wingbeat.engine.loop import Loop, OverlappedLoop, PlainLoop
 from wingbeat.engine.metrics import EngineInfo, EngineMetrics, SpeculationState
 from wingbeat.engine.scheduler import Scheduler
 from wingbeat.engine.sequence import Sequence
-from wingbeat.engine.step import Stepper
 from wingbeat.errors import CapacityError, ConfigError, RequestError
 from wingbeat.kernels.dispatch import kernel_factory
 from wingbeat.kernels.interface import KernelFactory
-from wingbeat.kernels.sampling import sampler_for
 from wingbeat.models.interface import Drafter, ModelInfo, TargetModel
-from wingbeat.models.load import load_drafter, load_target, read_config
+from wingbeat.models.load import load_drafter, load_target
 from wingbeat.models.random import dummy_target
 from wingbeat.models.resolve import resolve_model
-from wingbeat.runtime.lanes import MAX_BIAS_IDS, Lanes
-from wingbeat.spec.cost import CostTable
-from wingbeat.spec.listen import Listener
-from wingbeat.spec.plan import MAX_DEPTH, MAX_TOPK, parse_rule
-from wingbeat.spec.policy import Policy, Threshold, parse_policy
-from wingbeat.spec.propose import Speaker
+from wingbeat.runtime.lanes import MAX_BIAS_IDS
 from wingbeat.text.detokenize import Detokenizer
 from wingbeat.text.grammar import GrammarCompiler
 from wingbeat.text.tokenizer import Tokenizer
 from wingbeat.types import ChoiceDelta, Request
-
-DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
-DEFAULT_MAX_LEN = 8192
-CPU_POOL_CAP = 2 * 2**30
-ROWS_PER_LANE = 17
-"""Scratch rows per lane: trees of 16 and a spare; wider trees shrink at the fullest batches."""
 
 
 class Engine:
     """One target, maybe one drafter, one page pool. Not thread-safe: one thread adds, aborts and steps."""
 
     def __init__(
-        self, config: EngineConfig, target: TargetModel, drafter: Drafter | None, tokenizer: Tokenizer
+        self,
+        config: EngineConfig,
+        target: TargetModel,
+        drafter: Drafter | None,
+        tokenizer: Tokenizer,
+        tell: Tell = tell_nobody,
     ) -> None:
         """Raises ConfigError where the config does not fit the models."""
         self.config, self.tokenizer, self.model_name = config, tokenizer, config.model
-        self.max_model_len = _max_model_len(config, target.info)
+        self.max_model_len = context_limit(config, target.info)
         self._target, self._drafter = target, drafter
-        self._plan = parse_rule(config.speculative_plan)
-        policy = self._initial_policy()
-        num_pages = _num_pages(config, target.info, drafter, self.max_model_len)
+        policy = first_policy(config, has_drafter=drafter is not None)
+        self._num_pages = count_pages(config, target.info, self.max_model_len)
+        spare = 0 if drafter is None else count_spare_pages(config)
+        num_pages = self._num_pages + spare
         self._prefix = PrefixCache(num_pages, config.block_size, enabled=config.enable_prefix_caching)
-        stepper = _build_stepper(config, target, drafter, num_pages, self.max_model_len)
+        stepper = build_stepper(config, target, drafter, num_pages, self.max_model_len)
         self._core = EngineCore(
             scheduler=Scheduler(
-                self._prefix, num_lanes=config.max_num_seqs, max_rows=config.max_num_batched_tokens
+                self._prefix, num_lanes=config.max_num_seqs, max_rows=config.max_num_batched_tokens, spare=spare
             ),
             stepper=stepper,
             policy=policy,
-            costs=_costs(config, stepper, num_pages),
+            costs=measure_costs(config, stepper, num_pages, tell),
             eos_ids=tuple(tokenizer.eos_token_ids),
         )
         self._loop: Loop = PlainLoop(self._core) if config.loop == "plain" else OverlappedLoop(self._core)
         self._seeds = np.random.default_rng(config.seed)
-        self._grammars = GrammarCompiler(tokenizer)
+        self.grammars = GrammarCompiler(tokenizer)
+        """Compile a request's schema here, on another thread, before it is added: add() then finds it compiled."""
         self._sequences: dict[str, list[Sequence]] = {}
         self._arrivals = 0
-        self._num_pages = num_pages
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> Engine:
-        """Loads what the config names. Raises ConfigError or CheckpointError."""
+    def from_config(cls, config: EngineConfig, tell: Tell = tell_nobody) -> Engine:
+        """Loads what the config names. Raises ConfigError or CheckpointError, before any weight is read if it can."""
         dtype, device = DTYPES[config.dtype], torch.device("cpu")
         num_threads = config.num_threads or psutil.cpu_count(logical=False) or 1
         torch.set_num_threads(num_threads)
         kernels = kernel_factory(device, dtype, num_threads, backend=config.kernels)
+        tell(f"reading {config.model}")
+        directory = resolve_model(config.model, dtype)  # once: a GGUF file is told by its digest
+        check_models(config, directory, dtype)
+        tell("loading weights")
         load = dummy_target if config.load_format == "dummy" else load_target
-        target = load(config.model, dtype=dtype, device=device, kernels=kernels)
-        name = _drafter_name(config)
+        target = load(directory, dtype=dtype, device=device, kernels=kernels)
+        name = config.drafter_name
         drafter = None if name is None else load_drafter(name, target, kernels=kernels)
-        return cls(config, target, drafter, Tokenizer.for_model(resolve_model(config.model, dtype)))
-
-    def _initial_policy(self) -> Policy:
-        if self._drafter is None and self.config.speculative_disable_batch_threshold is not None:
-            raise ConfigError(
-                "speculative_disable_batch_threshold",
-                self.config.speculative_disable_batch_threshold,
-                "it needs a drafter: set speculative_model",
-            )
-        if (limit := self.config.speculative_disable_batch_threshold) is not None:
-            return Threshold(limit, self._plan)
-        return parse_policy(self.config.policy, self._plan)
+        return cls(config, target, drafter, Tokenizer.for_model(directory), tell)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -109,7 +105,7 @@ class Engine:
         """Queues all choices of a request. Raises RequestError or CapacityError and then changes nothing."""
         self._check(request)
         params = request.params
-        grammar = self._grammars.compile(request.json_schema) if request.json_schema is not None else None
+        grammar = self.grammars.compile(request.json_schema) if request.json_schema is not None else None
         room = self.max_model_len - len(request.prompt_token_ids)
         max_len = len(request.prompt_token_ids) + min(room, params.max_tokens or room)
         seed = params.seed if params.seed is not None else int(self._seeds.integers(2**62))
@@ -155,11 +151,14 @@ class Engine:
                 f"at most {self.max_model_len - 1} tokens, so that one can be generated (max_model_len "
                 f"{self.max_model_len})",
             )
-        if not 0 <= min(request.prompt_token_ids) <= max(request.prompt_token_ids) < vocab:
-            raise RequestError("prompt", "token ids", f"ids from 0 to {vocab - 1}")
         if len(params.logit_bias) > MAX_BIAS_IDS:
             raise RequestError("logit_bias", f"{len(params.logit_bias)} entries", f"at most {MAX_BIAS_IDS} entries")
-        for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        named = {
+            "prompt": request.prompt_token_ids,
+            "logit_bias": params.logit_bias,
+            "stop_token_ids": params.stop_token_ids,
+        }
+        for name, ids in named.items():
             wrong = [token for token in ids if not 0 <= token < vocab]
             if wrong:
                 raise RequestError(name, wrong[0], f"token ids from 0 to {vocab - 1}")
@@ -170,7 +169,8 @@ class Engine:
         return [self._core.abort(s) for s in sequences if not s.finished]
 
     def has_work(self) -> bool:
-        return self._core.scheduler.has_work
+        """Something runs, waits, or was handed over and is not read yet: step() again."""
+        return self._core.scheduler.has_work or self._loop.has_unread
 
     def step(self) -> list[ChoiceDelta]:
         """Advances everything by about one step; what became known since the last call."""
@@ -189,7 +189,7 @@ class Engine:
 
     def set_policy(self, spec: str) -> None:
         """From the next step on. Raises ConfigError for an unknown policy or one that needs an absent drafter."""
-        policy = parse_policy(spec, self._plan)
+        policy = self.config.read_policy(spec)
         if self._drafter is None and policy.spec != "off":
             raise ConfigError("policy", spec, "only off: no drafter is loaded")
         self._core.policy = policy
@@ -199,24 +199,23 @@ class Engine:
         self._prefix.clear()
 
     def speculation(self) -> SpeculationState:
-        core = self._core
-        core.refresh_gauges()
+        core, observer, metrics = self._core, self._core.observer, self.metrics()
         return SpeculationState(
             policy=core.policy.spec,
-            plan=str(core.plan),
-            depth=core.metrics.plan_depth,
-            topk=core.metrics.plan_topk,
-            rows=core.metrics.plan_rows,
-            num_running=core.metrics.num_running,
-            num_waiting=core.metrics.num_waiting,
-            drafter=None if self._drafter is None else _drafter_name(self.config) or "given",
-            beliefs=core.beliefs(),
-            timeline=core.timeline.points(),
+            plan=str(observer.plan),
+            depth=metrics.plan_depth,
+            topk=metrics.plan_topk,
+            rows=metrics.plan_rows,
+            num_running=metrics.num_running,
+            num_waiting=metrics.num_waiting,
+            drafter=None if self._drafter is None else self.config.drafter_name or "given",
+            beliefs=observer.beliefs(),
+            timeline=observer.timeline.points(),
         )
 
     def metrics(self) -> EngineMetrics:
-        self._core.refresh_gauges()
-        return self._core.metrics
+        self._core.observer.refresh_gauges(self._core.scheduler)
+        return self._core.observer.metrics
 
     def info(self) -> EngineInfo:
         info, drafter = self._target.info, self._drafter
@@ -225,7 +224,7 @@ class Engine:
             model=self.model_name,
             architecture=info.architecture,
             target_digest=info.digest,
-            drafter=None if drafter is None else _drafter_name(self.config) or "given",
+            drafter=None if drafter is None else self.config.drafter_name or "given",
             drafter_digest=None if drafter is None else drafter.info.digest,
             dtype=str(info.dtype).removeprefix("torch."),
             device=str(self._target.embedding.device),
@@ -241,99 +240,5 @@ class Engine:
         self._loop.close()
 
 
-def _drafter_name(config: EngineConfig) -> str | None:
-    if config.speculative_model == "auto":
-        return "default" if config.model == "smollm2" and config.load_format != "dummy" else None
-    return None if config.speculative_model == "none" else config.speculative_model
-
-
 def _kernels(config: EngineConfig, info: ModelInfo) -> KernelFactory:
     return kernel_factory(torch.device("cpu"), info.dtype, torch.get_num_threads(), backend=config.kernels)
-
-
-def _max_model_len(config: EngineConfig, info: ModelInfo) -> int:
-    if config.max_model_len is None:
-        return min(info.max_position_embeddings, DEFAULT_MAX_LEN)
-    if config.max_model_len > info.max_position_embeddings:
-        raise ConfigError(
-            "max_model_len", config.max_model_len, f"at most the model's {info.max_position_embeddings} positions"
-        )
-    return config.max_model_len
-
-
-def _num_pages(config: EngineConfig, info: ModelInfo, drafter: Drafter | None, max_len: int) -> int:
-    """Pages of the pool. The target alone decides, so a boot with a drafter admits exactly what one without does."""
-    page_bytes = 2 * info.num_layers * info.num_kv_heads * info.head_dim * info.dtype.itemsize * config.block_size
-    needed = -(-max_len // config.block_size)
-    if config.num_gpu_blocks_override is not None:
-        pages, field, value = config.num_gpu_blocks_override, "num_gpu_blocks_override", config.num_gpu_blocks_override
-    elif config.kv_cache_memory_bytes is not None:
-        pages, field, value = (
-            config.kv_cache_memory_bytes // page_bytes,
-            "kv_cache_memory_bytes",
-            config.kv_cache_memory_bytes,
-        )
-    else:
-        share = int(psutil.virtual_memory().available * config.gpu_memory_utilization)
-        pages, field, value = min(share, CPU_POOL_CAP) // page_bytes, "gpu_memory_utilization", share
-        pages = min(pages, config.max_num_seqs * needed)
-    if pages < needed:
-        raise ConfigError(
-            field, value, f"room for {needed} pages of {page_bytes} bytes, one sequence of max_model_len={max_len}"
-        )
-    return pages
-
-
-def _build_stepper(
-    config: EngineConfig, target: TargetModel, drafter: Drafter | None, num_pages: int, max_len: int
-) -> Stepper:
-    info, device = target.info, target.embedding.device
-    num_slots = num_pages * config.block_size
-    pool = _pool(info, info.num_layers, num_slots, config.max_num_batched_tokens + ROWS_PER_LANE * config.max_num_seqs)
-    lanes = Lanes.allocate(
-        num_lanes=config.max_num_seqs,
-        max_len=max_len,
-        page_size=config.block_size,
-        feature_size=1 if drafter is None else drafter.info.hidden_size,
-        dtype=info.dtype,
-        device=device,
-    )
-    sampler = sampler_for(device.type, info.dtype, backend=config.kernels)
-    if drafter is None:
-        return Stepper(target=target, pool=pool, lanes=lanes, sampler=sampler, page_size=config.block_size)
-    widest = config.max_num_seqs * (1 + MAX_TOPK * (MAX_DEPTH - 1))
-    draft_pool = _pool(drafter.info, 1, num_slots, widest)
-    return Stepper(
-        target=target,
-        pool=pool,
-        lanes=lanes,
-        sampler=sampler,
-        page_size=config.block_size,
-        speaker=Speaker(drafter, draft_pool, sampler, config.block_size),
-        listener=Listener(drafter, draft_pool, num_pages, config.block_size),
-    )
-
-
-def _pool(info: ModelInfo, num_layers: int, num_slots: int, num_scratch_rows: int) -> KVPool:
-    return KVPool.allocate(
-        num_layers=num_layers,
-        num_slots=num_slots,
-        num_scratch_rows=num_scratch_rows,
-        num_kv_heads=info.num_kv_heads,
-        head_dim=info.head_dim,
-        dtype=info.dtype,
-        device=torch.device("cpu"),
-    )
-
-
-def _costs(config: EngineConfig, stepper: Stepper, num_pages: int) -> CostTable | None:
-    warm_up(stepper, num_pages=num_pages, page_size=config.block_size)
-    if not stepper.has_drafter:
-        return None
-    return CostTable(
-        calibrate(
-            stepper, max_num_seqs=config.max_num_seqs, num_pages=num_pages, page_size=config.block_size
-        )
-    )
-
-

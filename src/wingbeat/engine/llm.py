@@ -1,7 +1,7 @@
 """LLM: the engine in process, for scripts and tests.
 
-    llm = LLM(model="smollm2", policy="auto")
-    outputs = llm.generate(["def add(a, b):"], SamplingParams(temperature=0.0, max_tokens=64))
+llm = LLM(model="smollm2", policy="auto")
+outputs = llm.generate(["def add(a, b):"], SamplingParams(temperature=0.0, max_tokens=64))
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from wingbeat.spec.plan import Rule
-from wingbeat.spec.policy import Decision
 
 TIMELINE_LEN = 512
 
@@ -27,6 +26,7 @@ class EngineMetrics:
     """Sequence steps that verified at least one draft."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    """Drafts whose tokens were delivered: what an end cut off is not in it, as in vLLM. Bonus tokens excluded."""
     accepted_per_pos: list[int] = field(default_factory=list[int])
     drafted_per_pos: list[int] = field(default_factory=list[int])
     probes: int = 0
@@ -45,17 +45,24 @@ class EngineMetrics:
     plan_depth: int = 0
     plan_topk: int = 1
     plan_rows: int = 0
+    """Rows of the newest step's target forward, prefill rows included."""
     predicted_tokens_per_s: float = 0.0
     achieved_tokens_per_s: float = 0.0
 
-    def count_position(self, depth: int, accepted: int) -> None:
-        """One verified sequence step that offered drafts down to `depth`."""
-        missing = depth - len(self.drafted_per_pos)
-        self.drafted_per_pos.extend([0] * missing)
-        self.accepted_per_pos.extend([0] * missing)
-        for i in range(depth):
-            self.drafted_per_pos[i] += 1
-            self.accepted_per_pos[i] += i < accepted
+    def count_drafts(self, depth: int, num_drafts: int, num_accepted: int) -> None:
+        """Books one verified step of one choice: `num_drafts` nodes down to `depth`, `num_accepted` delivered."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafts
+        self.num_accepted_tokens += num_accepted
+        count_positions(self.drafted_per_pos, self.accepted_per_pos, depth, num_accepted)
+
+
+def count_positions(drafted: list[int], accepted: list[int], depth: int, num_accepted: int) -> None:
+    """Adds one step to counts by position: drafts were offered down to `depth`, the first `num_accepted` accepted."""
+    for counts, reached in ((drafted, depth), (accepted, num_accepted)):
+        counts.extend([0] * (depth - len(counts)))
+        for i in range(reached):
+            counts[i] += 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +131,7 @@ class Timeline:
     def __init__(self) -> None:
         self._points: deque[TimelinePoint] = deque(maxlen=TIMELINE_LEN)
 
-    def note(self, at_s: float, rule: Rule, num_running: int, decision: Decision) -> None:
+    def note(self, at_s: float, rule: Rule, num_running: int, predicted_tokens_per_s: float | None) -> None:
         last = self._points[-1] if self._points else None
         if last is None or last.plan != str(rule) or last.num_running != num_running:
             self._points.append(
@@ -132,7 +139,7 @@ class Timeline:
                     at_s=at_s,
                     plan=str(rule),
                     num_running=num_running,
-                    predicted_tokens_per_s=decision.predicted_tokens_per_s,
+                    predicted_tokens_per_s=predicted_tokens_per_s,
                 )
             )
 

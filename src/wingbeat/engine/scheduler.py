@@ -1,15 +1,20 @@
 """Scheduler: who runs in the next step, with which pages. It sees lengths and tokens, nothing else.
 
-    schedule()     decoding sequences (one row each) and prefill chunks; admits and, if it must, preempts
-    grant(...)     extra slots per decoding sequence out of pages that are truly free: never a preemption, a refusal
-                   or an eviction
-    settle(...)    after a step was read: registers full pages for reuse, returns surplus ones
+schedule()     decoding sequences (one row each) and prefill chunks; admits and, if it must, preempts
+grant(...)     extra slots per decoding sequence out of pages that are truly free: never a preemption, a refusal
+               or an eviction
+settle(...)    after a step was read: registers full pages for reuse, returns surplus ones
+
+A sequence owes its pages to the tokens it surely has; those for tokens it may get beyond them are surplus. Admission,
+eviction and preemption go by owed pages alone, as if surplus ones did not exist: the pool has `spare` pages more than
+requests are admitted into, and surplus comes out of those first.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 
 from wingbeat.cache.prefix import PrefixCache
 from wingbeat.engine.sequence import Sequence
@@ -39,9 +44,9 @@ class MustDrain(Exception):
 
 
 class Scheduler:
-    """Waiting and running sequences over a fixed number of lanes and one page pool."""
+    """Waiting and running sequences over a fixed number of lanes and one page pool, `spare` pages of it included."""
 
-    def __init__(self, prefix: PrefixCache, *, num_lanes: int, max_rows: int) -> None:
+    def __init__(self, prefix: PrefixCache, *, num_lanes: int, max_rows: int, spare: int = 0) -> None:
         self.prefix = prefix
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -49,6 +54,8 @@ class Scheduler:
         self._max_rows = max_rows
         self._lanes = list(range(num_lanes - 1, -1, -1))
         self._page_size = prefix.page_size
+        self._spare = spare
+        self._surplus = 0
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
@@ -58,9 +65,13 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def schedule(self, *, unread: bool) -> Schedule:
-        """The next step. Raises MustDrain when it would have to preempt while steps are `unread`."""
+        """The next step. Raises MustDrain where pages of `unread` steps could come back and change what is decided."""
+        self._surplus = sum(max(len(s.pages) - self._owed(s), 0) for s in self.running)
+        if unread and self._surplus_is_in_the_way():
+            raise MustDrain
+        self._free_owed(0)  # surplus pages that have become owed count from here on
         self._grow_decoding(unread=unread)
-        decode = [s for s in self.running if not (s.is_prefilling or s.finished or s.surely_ends)]
+        decode = [s for s in self.running if self._grows(s)]
         budget = max(self._max_rows - len(decode), 1)
         chunks, budget = self._continue_prefills(budget)
         admitted: list[Sequence] = []
@@ -82,37 +93,76 @@ class Scheduler:
     def _grow_decoding(self, *, unread: bool) -> None:
         """A slot for each decoding sequence's root; preempts the newest sequence when pages run out."""
         for sequence in sorted(self.running, key=lambda s: s.arrival):
-            if sequence.is_prefilling or sequence.finished:
-                continue
-            while sequence.lane >= 0 and not self._cover(sequence, 1):
+            while sequence.lane >= 0 and self._grows(sequence) and not self._cover(sequence):
                 if unread:
                     raise MustDrain
                 self._preempt(max(self.running, key=lambda s: s.arrival))
 
-    def _cover(self, sequence: Sequence, num_slots: int) -> bool:
-        """Pages for `num_slots` tokens beyond the sequence's context bound; False when they are not available."""
-        last = min(sequence.context_bound + num_slots, sequence.max_len)
-        missing = -(-last // self._page_size) - len(sequence.pages)
-        if missing <= 0:
-            return True
-        if missing > self.prefix.pages.num_available:
+    def _cover(self, sequence: Sequence) -> bool:
+        """Pages for the sequence's root wherever unread steps may put it; False when they are not available."""
+        owed = self._owed(sequence) - len(sequence.pages)
+        if owed > 0:
+            if not self._can_take(owed):
+                return False
+            sequence.pages.extend(self._take(owed))
+        extra = self._missing(sequence, 1)
+        if extra > self.prefix.pages.num_free:
             return False
-        sequence.pages.extend(self.prefix.pages.reserve(missing))
+        self._take_surplus(sequence, extra)
         return True
+
+    def _surplus_is_in_the_way(self) -> bool:
+        """Unread steps hold surplus beyond the spare pages, and what this step might take is not free without it."""
+        growing = [s for s in self.running if self._grows(s)]
+        owed = sum(max(self._owed(s) - len(s.pages), 0) for s in growing)
+        growth = sum(self._missing(s, 1) for s in growing)
+        if self._surplus + growth - owed <= self._spare:
+            return False
+        waiting = islice(self.waiting, len(self._lanes))
+        admissions = sum(self._pages_for(s, len(s.tokens) + 1) for s in waiting)
+        return growth + admissions > self.prefix.pages.num_free
+
+    @staticmethod
+    def _grows(sequence: Sequence) -> bool:
+        """It has a root in the next step."""
+        return not (sequence.is_prefilling or sequence.finished or sequence.surely_ends)
+
+    def _owed(self, sequence: Sequence) -> int:
+        """Pages for the tokens it surely has once unread steps are done; a prompt's were reserved at admission."""
+        known = max(len(sequence.tokens) + sequence.num_unread_sure, sequence.prefill_len + 1)
+        return self._pages_for(sequence, known)
+
+    def _missing(self, sequence: Sequence, num_slots: int) -> int:
+        """Pages it lacks for `num_slots` tokens beyond its context bound."""
+        return max(self._pages_for(sequence, sequence.context_bound + num_slots) - len(sequence.pages), 0)
+
+    def _pages_for(self, sequence: Sequence, num_tokens: int) -> int:
+        """The token at max_len is never forwarded, so it needs no slot."""
+        return -(-min(num_tokens, sequence.max_len - 1) // self._page_size)
+
+    def _can_take(self, count: int) -> bool:
+        """Whether `count` owed pages are available, free or kept, as if surplus and spare pages did not exist."""
+        return count <= self.prefix.pages.num_available + self._surplus - self._spare
+
+    def _take(self, count: int) -> list[int]:
+        self._free_owed(count)
+        return self.prefix.pages.reserve(count)
+
+    def _free_owed(self, count: int) -> None:
+        """Gives up kept pages until `count` owed ones are free, as if surplus and spare pages did not exist."""
+        pages = self.prefix.pages
+        pages.give_up(count - (pages.num_free + self._surplus - self._spare))
+
+    def _take_surplus(self, sequence: Sequence, count: int) -> None:
+        sequence.pages.extend(self.prefix.pages.reserve(count))
+        self._surplus += count
 
     def grant(self, decode: list[Sequence], want: int) -> int:
         """Slots beyond the root that every decoding sequence has now, at most `want`; takes free pages only."""
-        while want > 0:
-            missing = 0
-            for sequence in decode:
-                last = min(sequence.context_bound + 1 + want, sequence.max_len)
-                missing += max(-(-last // self._page_size) - len(sequence.pages), 0)
-            if missing <= self.prefix.pages.num_free:
-                break
+        while want > 0 and sum(self._missing(s, 1 + want) for s in decode) > self.prefix.pages.num_free:
             want -= 1
-        if want > 0:
-            for sequence in decode:
-                self._cover(sequence, 1 + want)
+        for sequence in decode if want > 0 else ():
+            self._take_surplus(sequence, self._missing(sequence, 1 + want))
         return want
 
     def _admit(self) -> Sequence | None:
@@ -121,16 +171,16 @@ class Scheduler:
             return None
         sequence = self.waiting[0]
         num_tokens = len(sequence.tokens)
-        shared, keys = self.prefix.match(sequence.tokens)
-        missing = -(-min(num_tokens + 1, sequence.max_len) // self._page_size) - len(shared)
+        shared, keys = self.prefix.match(sequence.tokens, sequence.request.cache_salt)
+        missing = self._pages_for(sequence, num_tokens + 1) - len(shared)
         # Each running sequence wants its next page within page_size tokens: admitting into that page would only swap a
         # wait for a preemption.
-        if missing + len(self.running) > self.prefix.pages.num_available:
+        if not self._can_take(missing + len(self.running)):
             self.prefix.release(shared)
             return None
         self.waiting.popleft()
         self.prefix.count(num_tokens, len(shared))
-        sequence.pages, sequence.page_keys = shared + self.prefix.pages.reserve(missing), keys
+        sequence.pages, sequence.page_keys = shared + self._take(missing), keys
         sequence.lane = self._lanes.pop()
         sequence.prefill_len = num_tokens
         sequence.num_scheduled = sequence.context_len = len(shared) * self._page_size
@@ -165,7 +215,7 @@ class Scheduler:
         """Makes full pages findable and, once nothing is unread, returns pages beyond the committed tokens."""
         size = self._page_size
         while (done := len(sequence.page_keys)) < sequence.context_len // size:
-            previous = sequence.page_keys[-1] if done else None
+            previous = sequence.page_keys[-1] if done else self.prefix.root(sequence.request.cache_salt)
             tokens = sequence.tokens[done * size : (done + 1) * size]
             sequence.page_keys.append(self.prefix.register(sequence.pages[done], previous, tokens))
         if sequence.num_unread == 0 and not sequence.is_prefilling:

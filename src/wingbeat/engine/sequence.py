@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from wingbeat.engine.metrics import count_positions
 from wingbeat.text.detokenize import Detokenizer
 from wingbeat.text.grammar import Matcher
-from wingbeat.types import ChoiceStats, Request, TokenLogprob
+from wingbeat.types import ChoiceStats, Request
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -35,10 +36,12 @@ class Sequence:
     """How many of those have been scheduled."""
     num_unread: int = 0
     """Most tokens that steps not read yet can add."""
+    num_unread_sure: int = 0
+    """Fewest: each of those that samples adds one at least."""
     num_unread_steps: int = 0
+    """Those steps, prefill chunks that sample nothing included: they hold its lane and pages."""
     context_len: int = 0
     """Tokens whose K/V is in pages, as far as read."""
-    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     num_cached_tokens: int = 0
     num_target_forwards: int = 0
     num_draft_steps: int = 0
@@ -59,25 +62,32 @@ class Sequence:
 
     @property
     def surely_ends(self) -> bool:
-        """Every unread step adds at least one token, which is enough to reach max_len."""
-        return len(self.tokens) + self.num_unread_steps >= self.max_len
+        """The unread steps are enough to reach max_len."""
+        return len(self.tokens) + self.num_unread_sure >= self.max_len
 
     @property
     def context_bound(self) -> int:
         """Most tokens that can be in pages once every unread step is done."""
         return min(len(self.tokens) - 1 + self.num_unread, self.max_len - 1)
 
+    def note_handed_over(self, bound: int) -> None:
+        """A step that adds at most `bound` tokens is on its way."""
+        self.num_unread += bound
+        self.num_unread_sure += bound > 0
+        self.num_unread_steps += 1
+
+    def note_read(self, bound: int) -> None:
+        """The step handed over with `bound` was read."""
+        self.num_unread -= bound
+        self.num_unread_sure -= bound > 0
+        self.num_unread_steps -= 1
+
     def count_drafts(self, depth: int, num_drafts: int, num_accepted: int) -> None:
-        """Books one verified step: `num_drafts` nodes down to `depth`, of which `num_accepted` were committed."""
+        """Books one verified step: `num_drafts` nodes down to `depth`, of which `num_accepted` were delivered."""
         self.num_draft_steps += 1
         self.num_draft_tokens += num_drafts
         self.num_accepted_drafts += num_accepted
-        missing = depth - len(self.drafted_per_pos)
-        self.drafted_per_pos.extend([0] * missing)
-        self.accepted_per_pos.extend([0] * missing)
-        for i in range(depth):
-            self.drafted_per_pos[i] += 1
-            self.accepted_per_pos[i] += i < num_accepted
+        count_positions(self.drafted_per_pos, self.accepted_per_pos, depth, num_accepted)
 
     def stats(self) -> ChoiceStats:
         return ChoiceStats(

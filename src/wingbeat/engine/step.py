@@ -11,12 +11,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from wingbeat.cache.pool import KVPool
@@ -30,8 +31,8 @@ from wingbeat.spec.plan import Rule
 from wingbeat.spec.propose import Speaker, keep_best, propose
 from wingbeat.types import TokenLogprob
 
-Paths = list[list[int]]
-Constraint = Callable[[Paths], np.ndarray]
+Paths = Sequence[Sequence[int]]
+Constraint = Callable[[Paths], NDArray[np.int32]]
 """In-flight token paths from the root -> allowed-token bit masks [len(paths), ceil(V/32)] int32."""
 
 
@@ -45,7 +46,7 @@ class StepInput:
     depth_caps: Sequence[int]
     probe: bool = False
     """Let the drafter guess one token per sequence without verifying it (keeps acceptance estimates alive)."""
-    constraints: dict[int, Constraint] | None = None
+    constraints: Mapping[int, Constraint] | None = None
     """By lane."""
     logprobs: dict[int, int] | None = None
     """Lane -> number of alternatives."""
@@ -129,7 +130,7 @@ class Stepper:
         self._pool.commit(accepted.rows.block_rows, accepted.rows.slots)
         chosen = perf_counter()
         if self.listener is not None and out.aux is not None:
-            self.listener.listen(accepted.rows, out.aux, self.lanes)
+            self.listener.listen(accepted.rows, out.aux)
         done = perf_counter()
         times = StepTimes(
             draft=proposed - started, verify=verified - proposed, accept=chosen - verified, listen=done - chosen

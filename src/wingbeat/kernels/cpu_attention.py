@@ -15,7 +15,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from wingbeat.kernels.cpu_ir import claim, pack_keys, value_tile
+from wingbeat.kernels.cpu_claims import claim, finish, wait_all
+from wingbeat.kernels.cpu_ir import pack_keys, value_tile
 from wingbeat.kernels.cpu_math import exp, gemm, to_bf16
 
 QUERIES_PER_TASK = 32
@@ -181,15 +182,23 @@ def _attend(
 
 
 @njit(nogil=True, cache=True)
-def attention_share(
-    counter, q, out, k_pages, v_pages, k_scratch, v_scratch, num_kv_heads, cu_rows, key_starts, key_lens,
-    context_start, context_lens, page_table, page_size, causal, mask, keys, values, tails, counts, queries, packed,
-    scores, weights, acc, inverse,
-):  # fmt: skip
-    """This worker's tasks: q [R, Hq, D] bf16 bits -> out [R, Hq*D] bf16 bits. K/V as addresses of one layer."""
+def _num_tasks(cu_rows, step, num_kv_heads):
+    tasks = 0
+    for b in range(cu_rows.shape[0] - 1):
+        tasks += (np.int64(cu_rows[b + 1]) - np.int64(cu_rows[b]) + step - 1) // step
+    return tasks * num_kv_heads
+
+
+@njit(nogil=True, cache=True)
+def attention_phase(phase, q, out, layer_kv, num_kv_heads, geometry, key_work):
+    """One worker's tasks of q [R, Hq, D] bf16 bits -> out [R, Hq*D] bf16 bits; returns when all workers' are done."""
+    cu_rows, key_starts, key_lens, context_start, context_lens, page_table, page_size, causal, mask = geometry
+    keys, values, tails, counts, queries, packed, scores, weights, acc, inverse = key_work
+    k_pages, v_pages = layer_kv[0].ctypes.data, layer_kv[1].ctypes.data
+    k_scratch, v_scratch = layer_kv[2].ctypes.data, layer_kv[3].ctypes.data
     head_dim, group = q.shape[2], q.shape[1] // num_kv_heads
     token_bytes, step = num_kv_heads * head_dim * 2, max(1, QUERIES_PER_TASK // group)
-    task, claimed = 0, claim(counter.ctypes.data)
+    task, claimed = 0, claim(phase)
     for b in range(cu_rows.shape[0] - 1):
         first, last = np.int64(cu_rows[b]), np.int64(cu_rows[b + 1])
         is_causal = causal.shape[0] == 0 or causal[b]
@@ -213,4 +222,6 @@ def attention_share(
                     q, out, row, num_rows, head, group, own, is_causal, mask, num_keys, shared, keys, values, tails,
                     counts, queries, packed, scores, weights, acc, inverse,
                 )  # fmt: skip
-                claimed = claim(counter.ctypes.data)
+                finish(phase)
+                claimed = claim(phase)
+    wait_all(phase, _num_tasks(cu_rows, step, num_kv_heads))

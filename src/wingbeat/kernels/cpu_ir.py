@@ -229,6 +229,73 @@ def value_tile(num_queries):
     return tile
 
 
+def _exp(b, x):
+    """e**x of 16 lanes for |x| <= 87, relative error below 3e-7; the polynomial of cpu_math.exp."""
+
+    def const(value):
+        return ir.Constant(V_F32, [value] * LANES)
+
+    floor = _function(b.module, "llvm.floor.v16f32", ir.FunctionType(V_F32, [V_F32]))
+    n = b.call(floor, [_fma(b, x, const(1.44269504), const(0.5))])
+    r = _fma(b, n, const(2.12194440e-4), _fma(b, n, const(-0.693359375), x))
+    p = const(1.9875691500e-4)
+    for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = _fma(b, p, r, const(factor))
+    p = b.fadd(_fma(b, b.fmul(p, r), r, r), const(1.0))
+    exponent = b.add(b.fptosi(n, V_I32), ir.Constant(V_I32, [127] * LANES))
+    return b.fmul(p, b.bitcast(b.shl(exponent, ir.Constant(V_I32, [23] * LANES)), V_F32))
+
+
+def _round_bf16(b, values):
+    """16 fp32 -> bf16 bits as 16 x i16, round to nearest even."""
+    bits = b.bitcast(values, V_I32)
+    odd = b.and_(b.lshr(bits, ir.Constant(V_I32, [16] * LANES)), ir.Constant(V_I32, [1] * LANES))
+    rounded = b.add(b.add(bits, ir.Constant(V_I32, [0x7FFF] * LANES)), odd)
+    return b.trunc(b.lshr(rounded, ir.Constant(V_I32, [16] * LANES)), ir.VectorType(I16, LANES))
+
+
+def _larger(b, x, y):
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
+@intrinsic
+def silu_mul(typingctx, gate, up, out):
+    """out [16] bf16 = silu(gate [16] fp32) * up [16] fp32; all int64 addresses."""
+
+    def codegen(context, b, signature, arguments):
+        gate_, up_ = (_load(b, V_F32, address, 4) for address in arguments[:2])
+        low, high = ir.Constant(V_F32, [-87.0] * LANES), ir.Constant(V_F32, [87.0] * LANES)
+        away = _larger(b, b.fsub(_zero(), gate_), low)
+        away = b.select(b.fcmp_ordered("<", away, high), away, high)
+        silu = b.fdiv(gate_, b.fadd(_exp(b, away), ir.Constant(V_F32, [1.0] * LANES)))
+        _store(b, _round_bf16(b, b.fmul(silu, up_)), arguments[2], 2)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
+
+
+@intrinsic
+def largest(typingctx, values, count):
+    """Largest fp32 of `count` (a multiple of 64, at least 64) at an address; NaN compare as smallest."""
+
+    def codegen(context, b, signature, arguments):
+        values_, count_ = arguments
+
+        def body(k, bests):
+            place = b.add(values_, b.shl(k, _const(8)))
+            return [_larger(b, _load(b, V_F32, b.add(place, _const(64 * i)), 4), best) for i, best in enumerate(bests)]
+
+        lowest = ir.Constant(V_F32, [float("-inf")] * LANES)
+        first, second, third, fourth = _loop(b, b.ashr(count_, _const(6)), [lowest] * 4, body)
+        best = _larger(b, _larger(b, first, second), _larger(b, third, fourth))
+        result = b.extract_element(best, _const(0, I32))
+        for lane in range(1, LANES):
+            result = _larger(b, b.extract_element(best, _const(lane, I32)), result)
+        return result
+
+    return types.float32(types.int64, types.int64), codegen
+
+
 @intrinsic
 def float_bits(typingctx, value):
     """The bits of an fp32 as uint32."""
@@ -247,14 +314,3 @@ def bits_float(typingctx, bits):
         return b.bitcast(arguments[0], F32)
 
     return types.float32(types.uint32), codegen
-
-
-@intrinsic
-def claim(typingctx, counter):
-    """Adds one to the int64 at an address, atomically; returns what was there: the next task nobody has."""
-
-    def codegen(context, b, signature, arguments):
-        place = b.inttoptr(arguments[0], I64.as_pointer())
-        return b.atomic_rmw("add", place, _const(1), "monotonic")
-
-    return types.int64(types.int64), codegen

@@ -13,17 +13,21 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from wingbeat.kernels.cpu_amx import MOST_ROWS, STRIP, TILE_CONFIGS, amx_tile, configure, release
 from wingbeat.kernels.cpu_ir import bits_float, float_bits, gemm_tile
+from wingbeat.kernels.jit import HAS_AMX
 
 BLOCK = 16
 ROW_TILE = 8
 """Rows of work buffers are padded to this, so that a tile may compute (and drop) rows nobody asked for."""
 
 _TILE_1X8, _TILE_1X4, _TILE_1X1 = gemm_tile(1, 8), gemm_tile(1, 4), gemm_tile(1, 1)
-_TILE_2X8, _TILE_2X1 = gemm_tile(2, 8), gemm_tile(2, 1)
+_TILE_1X2 = gemm_tile(1, 2)
+_TILE_2X8, _TILE_2X2, _TILE_2X1 = gemm_tile(2, 8), gemm_tile(2, 2), gemm_tile(2, 1)
 _TILE_4X6, _TILE_4X2 = gemm_tile(4, 6), gemm_tile(4, 2)
 _TILE_4X1 = gemm_tile(4, 1)
 _TILE_8X3, _TILE_8X1 = gemm_tile(8, 3), gemm_tile(8, 1)
+_AMX_1X1, _AMX_1X2, _AMX_2X1, _AMX_2X2 = amx_tile(1, 1), amx_tile(1, 2), amx_tile(2, 1), amx_tile(2, 2)
 
 
 def pack(weight: Tensor) -> np.ndarray:
@@ -104,14 +108,12 @@ def rotate_head(x, cos, sin):
         x[half + i] = high * cos[i] + low * sin[i]
 
 
-@njit(fastmath=True, nogil=True, cache=True)
-def silu_mul_block(gate, up, out):
-    """silu(gate) * up as bf16, all [16]."""
-    for i in range(BLOCK):
-        g = gate[i]
-        e = exp(-abs(g))
-        sigmoid = (np.float32(1.0) if g >= 0 else e) / (np.float32(1.0) + e)
-        out[i] = to_bf16(g * sigmoid * up[i])
+@njit(nogil=True, cache=True)
+def granule(num_rows):
+    """Blocks that a share of a product is best a multiple of: the width of the tile used for so many rows."""
+    if HAS_AMX or num_rows <= 2:
+        return 2
+    return 6 if num_rows <= 4 else 3
 
 
 @njit(nogil=True, cache=True)
@@ -121,31 +123,87 @@ def gemm(w, first, last, pairs, x, x_step, y, y_step, num_rows):
     Rows are padded up to a tile; y and x must have room for ROW_TILE more rows than num_rows.
     """
     step = pairs * 64
-    if num_rows == 1:
-        n = first
-        while n < last:
-            if n + 8 <= last:
-                _TILE_1X8(w + n * step, step, x, x_step, y + n * 64, y_step, pairs)
-                n += 8
-            elif n + 4 <= last:
-                _TILE_1X4(w + n * step, step, x, x_step, y + n * 64, y_step, pairs)
-                n += 4
-            else:
-                _TILE_1X1(w + n * step, step, x, x_step, y + n * 64, y_step, pairs)
-                n += 1
+    if HAS_AMX and pairs % 16 == 0:
+        _gemm_amx(w, first, last, step, pairs // 16, x, x_step, y, y_step, num_rows)
+    elif num_rows == 1:
+        _gemm_row(w, first, last, step, pairs, x, x_step, y, y_step)
     elif num_rows == 2:
-        n = first
-        while n < last:
-            if n + 8 <= last:
-                _TILE_2X8(w + n * step, step, x, x_step, y + n * 64, y_step, pairs)
-                n += 8
-            else:
-                _TILE_2X1(w + n * step, step, x, x_step, y + n * 64, y_step, pairs)
-                n += 1
+        _gemm_rows2(w, first, last, step, pairs, x, x_step, y, y_step)
     elif num_rows <= 4:
         _gemm_rows4(w, first, last, step, pairs, x, x_step, y, y_step)
     else:
         _gemm_many(w, first, last, step, pairs, x, x_step, y, y_step, num_rows)
+
+
+@njit(nogil=True, cache=True)
+def rest():
+    """After a thread's last product: switching threads need not save its tiles."""
+    if HAS_AMX:
+        release()
+
+
+@njit(nogil=True, cache=True)
+def _gemm_amx(w, first, last, step, chunks, x, x_step, y, y_step, num_rows):
+    """Whole pairs of strips first, then the rows that are left, which need tiles of another shape."""
+    whole = num_rows // MOST_ROWS * MOST_ROWS
+    if whole:
+        configure(TILE_CONFIGS[MOST_ROWS].ctypes.data)
+        for n in range(first, last, 2):  # two weight blocks stay in the first cache while all rows pass by
+            for row in range(0, whole, MOST_ROWS):
+                xs, out = x + row * x_step, y + row * y_step + n * 64
+                _strips(w + n * step, min(last - n, 2), step, xs, x_step, out, y_step, chunks, True)
+    rest_rows = num_rows - whole
+    if rest_rows:
+        configure(TILE_CONFIGS[rest_rows].ctypes.data)
+        xs, ys = x + whole * x_step, y + whole * y_step
+        for n in range(first, last, 2):
+            _strips(w + n * step, min(last - n, 2), step, xs, x_step, ys + n * 64, y_step, chunks, rest_rows > STRIP)
+
+
+@njit(nogil=True, cache=True)
+def _strips(w, num_blocks, step, x, x_step, y, y_step, chunks, two):
+    if two:
+        if num_blocks == 2:
+            _AMX_2X2(w, step, x, x_step, y, y_step, chunks)
+        else:
+            _AMX_2X1(w, step, x, x_step, y, y_step, chunks)
+    elif num_blocks == 2:
+        _AMX_1X2(w, step, x, x_step, y, y_step, chunks)
+    else:
+        _AMX_1X1(w, step, x, x_step, y, y_step, chunks)
+
+
+@njit(nogil=True, cache=True)
+def _gemm_row(w, first, last, step, pairs, x, x_step, y, y_step):
+    n = first
+    while n < last:
+        if n + 8 <= last:
+            _TILE_1X8(w + n * step, step, x, x_step, y + n * 64, y_step, pairs)
+            n += 8
+        elif n + 4 <= last:
+            _TILE_1X4(w + n * step, step, x, x_step, y + n * 64, y_step, pairs)
+            n += 4
+        elif n + 2 <= last:
+            _TILE_1X2(w + n * step, step, x, x_step, y + n * 64, y_step, pairs)
+            n += 2
+        else:
+            _TILE_1X1(w + n * step, step, x, x_step, y + n * 64, y_step, pairs)
+            n += 1
+
+
+@njit(nogil=True, cache=True)
+def _gemm_rows2(w, first, last, step, pairs, x, x_step, y, y_step):
+    n = first
+    while n < last:
+        if n + 8 <= last:
+            _TILE_2X8(w + n * step, step, x, x_step, y + n * 64, y_step, pairs)
+            n += 8
+        elif n + 2 <= last:
+            _TILE_2X2(w + n * step, step, x, x_step, y + n * 64, y_step, pairs)
+            n += 2
+        else:
+            _TILE_2X1(w + n * step, step, x, x_step, y + n * 64, y_step, pairs)
+            n += 1
 
 
 @njit(nogil=True, cache=True)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from wingbeat.batch import ForwardBatch
+from wingbeat.batch import CarriedFeatures, CommittedRows, ForwardBatch
 from wingbeat.cache.pool import KVPool
 
 
@@ -60,19 +60,12 @@ class DecoderStack(Protocol):
         capture: tuple[int, ...] = (),
     ) -> tuple[Tensor, Tensor | None]:
         """Residual after the last layer [R, H] (no final norm) and, for `capture`, the residual ENTERING each of those
-        layers (id L = after the last one), concatenated: [R, len(capture) * H]. Writes each row's K/V to the scratch."""
-        ...
-
-    def write_kv(self, first_input: Tensor, positions: Tensor, slots: Tensor, pool: KVPool) -> None:
-        """Layer 0's K/V of the given rows straight into pages: listening. No attention, no o, no MLP.
-
-        first_input [N, input_size] already normed, positions [N] int64 (RoPE), slots [N] int64.
-        """
+        layers (id L = after the last one), concatenated: [R, len(capture) * H]. Writes each row's K/V to scratch."""
         ...
 
 
 class Linear(Protocol):
-    """y = x @ weight.T (+ bias), accumulated in float32, rounded once to x's dtype."""
+    """y = x @ weight.T, accumulated in float32, rounded once to x's dtype."""
 
     def __call__(self, x: Tensor) -> Tensor: ...  # [n, in] -> [n, out]
 
@@ -83,12 +76,40 @@ class Head(Protocol):
     def __call__(self, hidden: Tensor) -> Tensor: ...
 
 
+class Norm(Protocol):
+    """RMS norm of rows, computed in float32 (float64 for float64), rounded to x's dtype."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...  # [n, H] -> [n, H]
+
+
+class DraftInput(Protocol):
+    """What an EAGLE-3 layer reads: [norm(embedding of the token); norm(hidden)], each half with its own weight."""
+
+    def __call__(self, token_ids: Tensor, hidden: Tensor) -> Tensor: ...  # [n] int64, [n, H] -> [n, 2 * H]
+
+
+class Listen(Protocol):
+    """The drafter hears committed rows: its K/V entries straight into pages. No attention, no o, no MLP."""
+
+    def __call__(self, aux: Tensor, rows: CommittedRows, carried: CarriedFeatures, pool: KVPool) -> None:
+        """Writes the entry of every row's token and carries the features on; at least one row.
+
+        aux [R, A*H_target] of the whole block. A row's entry is made from its token and the fused feature of the row
+        before it, with that row's RoPE position; position 0 has none before it, and nobody reads its entry.
+        """
+        ...
+
+
 class KernelFactory(Protocol):
     """One backend. `rope` is (cos, sin), each [max_positions, D//2] float32, rotate-half convention."""
 
     name: str
 
     def stack(self, shape: StackShape, layers: list[LayerWeights], rope: tuple[Tensor, Tensor]) -> DecoderStack: ...
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear: ...
+    def linear(self, weight: Tensor) -> Linear: ...
     def head(self, norm: Tensor, eps: float, weight: Tensor) -> Head: ...
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def norm(self, weight: Tensor, eps: float) -> Norm: ...
+    def draft_input(self, embedding: Tensor, embedding_norm: Tensor, hidden_norm: Tensor, eps: float) -> DraftInput: ...
+    def listen(self, fuse: Linear, first_input: DraftInput, stack: DecoderStack) -> Listen:
+        """Of parts that this factory made; `stack` has one layer."""
+        ...

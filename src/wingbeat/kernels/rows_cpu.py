@@ -1,6 +1,6 @@
-"""Integer bookkeeping of a step in single fused passes (Numba): pack candidate nodes into rows; accept and advance.
+"""Bookkeeping of a step in single fused passes (Numba): pack candidates into rows; accept and advance.
 
-The CUDA twins of these two are what DESIGN section 3 calls selection and commit on the device.
+The CUDA twins of these are what DESIGN section 3 calls selection and commit on the device.
 
 Legend: B sequences, Bd decoding ones, C candidates per sequence (root is candidate 0), R rows, A deepest draft,
 S lanes, n committed rows.

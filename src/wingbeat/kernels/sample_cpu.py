@@ -16,7 +16,7 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
-from wingbeat.kernels.cpu_ir import float_bits
+from wingbeat.kernels.cpu_ir import float_bits, largest
 from wingbeat.kernels.cpu_math import exp
 from wingbeat.kernels.noise import GOLDEN32, MUL_A, MUL_B
 from wingbeat.kernels.sampling import SamplingBatch, SamplingRows, token_logprobs
@@ -78,10 +78,13 @@ def _has_nan(z):
     return bad > 0
 
 
-@njit(nogil=True, cache=True, fastmath={"nnan", "nsz", "reassoc"})
+@njit(nogil=True, cache=True)
 def _largest(z):
-    best = LOWEST
-    for i in range(z.shape[0]):
+    """Largest of z, which is contiguous and without NaN."""
+    best, start = LOWEST, z.shape[0] - z.shape[0] % 64
+    if start:
+        best = largest(z.ctypes.data, start)
+    for i in range(start, z.shape[0]):
         best = max(best, z[i])
     return best
 
@@ -334,7 +337,7 @@ def _best_guesses(z, target_ids, inverse, sampled, first, second, scores, ids):
 @njit(nogil=True, cache=True)
 def _propose_share(t, num_workers, logits, target_ids, temperature, noise_key, seq, positions, outs):
     """Every num_workers-th row from row t on."""
-    out_ids, out_prob, out_margin = outs
+    out_ids, out_chance = outs
     topk = out_ids.shape[1]
     scores, ids = np.empty(topk + 1, np.float64), np.zeros(topk + 1, np.int64)
     for r in range(t, logits.shape[0], num_workers):
@@ -345,11 +348,16 @@ def _propose_share(t, num_workers, logits, target_ids, temperature, noise_key, s
         z = logits[r]
         _best_guesses(z, target_ids, inverse, sampled, first, second, scores, ids)
         best = _largest(z)
-        total = _sum_exp(z, best, inverse)
+        total = np.float32(0.0) if sampled else _sum_exp(z, best, inverse)
+        left = np.float32(1.0)
         for k in range(topk):
             out_ids[r, k] = target_ids[ids[k]]
-            out_prob[r, k] = exp((z[ids[k]] - best) * inverse) / total
-            out_margin[r, k] = scores[k] - scores[k + 1]
+            if sampled:
+                missed = np.float32(0.5) * exp(np.float32(scores[k + 1] - scores[k]))
+                out_chance[r, k] = left * (np.float32(1.0) - missed)
+                left *= missed
+            else:
+                out_chance[r, k] = exp(z[ids[k]] - best) / total
 
 
 @njit(nogil=True, cache=True, parallel=True)
@@ -387,10 +395,9 @@ class CpuSampler:
 
     def propose_topk(
         self, logits: Tensor, target_ids: Tensor, batch: SamplingBatch, seq: Tensor, positions: Tensor, topk: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         num_rows = logits.shape[0]
-        ids, prob = np.empty((num_rows, topk), np.int64), np.empty((num_rows, topk), np.float32)
-        outs = (ids, prob, np.empty((num_rows, topk), np.float32))
+        outs = (np.empty((num_rows, topk), np.int64), np.empty((num_rows, topk), np.float32))
         work = (
             logits.numpy(), target_ids.numpy(), batch.temperature.numpy(), batch.noise_key.numpy(), seq.numpy(),
             positions.numpy(), outs,
@@ -400,7 +407,7 @@ class CpuSampler:
             _propose(workers, *work)
         else:
             _propose_share(0, 1, *work)
-        return torch.from_numpy(ids), torch.from_numpy(prob), torch.from_numpy(outs[2])
+        return torch.from_numpy(outs[0]), torch.from_numpy(outs[1])
 
     def logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprob]:
         return token_logprobs(logits, token_ids, num_top)

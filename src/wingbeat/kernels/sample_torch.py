@@ -62,6 +62,14 @@ def keep_mask(s: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
     return chosen
 
 
+def estimate_sampled(margin: Tensor) -> Tensor:
+    """Estimated acceptance of each guess under shared noise, best first (see Sampler.propose_topk): [R, K]."""
+    share = 1.0 - 0.5 * torch.exp(-margin)
+    left = torch.cumprod(1.0 - share, -1).roll(1, -1)
+    left[:, 0] = 1.0
+    return share * left
+
+
 class TorchSampler:
     """Implements sampling.Sampler."""
 
@@ -88,15 +96,16 @@ class TorchSampler:
 
     def propose_topk(
         self, logits: Tensor, target_ids: Tensor, batch: SamplingBatch, seq: Tensor, positions: Tensor, topk: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        temperature = batch.temperature[seq.long()].double()[:, None]
+    ) -> tuple[Tensor, Tensor]:
+        temperature = batch.temperature[seq].double()[:, None]
         z = logits.double() / torch.where(temperature > 0, temperature, 1.0)
-        noise = gumbel(batch.noise_key[seq.long()][:, None], positions[:, None], target_ids[None])
+        noise = gumbel(batch.noise_key[seq][:, None], positions[:, None], target_ids[None])
         scores = torch.where(temperature > 0, z + noise, z)
         values, order = scores.sort(dim=1, descending=True, stable=True)
         best = order[:, :topk]
         prob = z.softmax(1).gather(1, best).float()
-        return target_ids[best], prob, (values[:, :topk] - values[:, 1 : topk + 1]).float()
+        margin = (values[:, :topk] - values[:, 1 : topk + 1]).float()
+        return target_ids[best], torch.where(temperature > 0, estimate_sampled(margin), prob)
 
     def logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprob]:
         return token_logprobs(logits, token_ids, num_top)

@@ -60,12 +60,15 @@ class Sampler(Protocol):
 
     def propose_topk(
         self, logits: Tensor, target_ids: Tensor, batch: SamplingBatch, seq: Tensor, positions: Tensor, topk: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The drafter's best guesses, best first: target ids [R, topk] int64, draft probability [R, topk] float32,
-        and margin [R, topk] float32 (score minus the next best one's).
+    ) -> tuple[Tensor, Tensor]:
+        """The drafter's best guesses, best first: target ids [R, topk] int64 and the estimated acceptance of each
+        [R, topk] float32 in [0, 1].
 
-        logits [R, D] float32, target_ids [D] int64, seq [R] int32, positions [R] int64 of the drafted tokens. Sampled
-        sequences are scored with the noise the target will use there, greedy ones by their logits.
+        logits [R, D] float32, target_ids [D] int64, seq [R] int64, positions [R] int64 of the drafted tokens. Greedy
+        sequences guess by logits, and the estimate is the draft probability. Sampled ones are scored with the noise
+        the target will use there; under shared noise a guess's own probability hardly predicts agreement (DESIGN
+        section 3), so the estimate comes from its margin, its score minus the next best one's: the best guess takes
+        1 - exp(-margin)/2, and each further one the same share of what is left.
         """
         ...
 

@@ -58,7 +58,7 @@ def test_accept_rows_follows_matches_and_advances(seed: int, num_seqs: int, num_
     for tree in trees:  # siblings differ, as drafters propose distinct children
         tree[0][:] = np.arange(num_candidates) % 4 + 10 * tree[1]
     tokens, parents, depths, keep = (np.stack([t[i] for t in trees]) for i in range(4))
-    token_ids, row_parents, row_depths, cu, _, _, _ = pack_rows(tokens, parents, depths, keep, int(depths.max()))
+    token_ids, row_parents, _, cu, _, _, _ = pack_rows(tokens, parents, depths, keep, int(depths.max()))
     sampled = np.array([rng.choice(token_ids) if rng.random() < 0.7 else 999 for _ in token_ids])
     lanes = rng.permutation(8)[:num_seqs].astype(np.int64)
     context = rng.integers(0, 9, 8).astype(np.int32)

@@ -132,9 +132,10 @@ def test_in_flight_ancestors_count_like_history(sampler: Sampler) -> None:
     """A row below drafts a, b samples as if a, b had been committed: penalties, min_tokens and noise position."""
     vocab, path = 50, [7, 9]
     settings = {"temperature": 0.8, "repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 0.7,
-                "min_tokens": 5, "stop_ids": [[1, 2]]}  # fmt: skip
+                "min_tokens": 4, "stop_ids": [[1, 2]]}  # fmt: skip
     for seed in range(30):
         logits = 2 * torch.randn(1, vocab, generator=torch.Generator().manual_seed(seed))
+        logits[0, [*path, 1, 2]] += 4  # wanted, so that it tells whether they are penalised and barred
         flying = sampler.sample(logits.clone(), make_batch(1, **settings), rows(1, [[*path, -1]]))
         history = [[3, 4, 5, 6, *path]]
         committed = sampler.sample(logits.clone(), make_batch(1, history=history, **settings), rows(1))
@@ -167,11 +168,11 @@ def test_proposals_agree_between_backends(temperature: float) -> None:
     logits = 2 * torch.randn(num, draft_vocab, generator=generator)
     ids = torch.randperm(2000, generator=generator)[:draft_vocab].sort().values
     batch = make_batch(num, temperature=temperature)
-    seq, positions = torch.arange(num, dtype=torch.int32), torch.arange(num)
+    seq, positions = torch.arange(num), torch.arange(num)
     outs = [s.propose_topk(logits.clone(), ids, batch, seq, positions, 4) for s in SAMPLERS]
     assert torch.equal(outs[0][0], outs[1][0])
     torch.testing.assert_close(outs[0][1], outs[1][1], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(outs[0][2], outs[1][2], rtol=1e-3, atol=1e-4)
+    assert bool((outs[0][1].sum(1) <= 1.0).all()) and bool((outs[0][1].diff(dim=1) <= 0).all())
 
 
 @pytest.mark.parametrize("spread", [0.3, 1.0])
@@ -184,13 +185,13 @@ def test_shared_dice_make_a_good_drafter_agree(spread: float) -> None:
     batch = make_batch(draws, temperature=1.0, noise_key=[noise_key(seed, 0) for seed in range(draws)])
     sampled = CpuSampler().sample(target.expand(draws, -1).clone(), batch, rows(draws))
     positions = torch.full((draws,), 4)
-    guesses, _, margin = CpuSampler().propose_topk(
-        draft.expand(draws, -1).contiguous(), torch.arange(vocab), batch, torch.arange(draws).int(), positions, 1
+    guesses, chance = CpuSampler().propose_topk(
+        draft.expand(draws, -1).contiguous(), torch.arange(vocab), batch, torch.arange(draws), positions, 1
     )
     hit = guesses[:, 0] == sampled
     distance = 0.5 * (target.softmax(0) - draft.softmax(0)).abs().sum().item()
     assert hit.double().mean().item() > (1 - distance) / (1 + distance) - 0.02
-    assert margin[hit].mean() > margin[~hit].mean()
+    assert chance[hit].mean() > chance[~hit].mean()
 
 
 def test_noise_is_uniform_and_independent() -> None:

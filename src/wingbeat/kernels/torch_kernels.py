@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wingbeat.batch import ForwardBatch
+from wingbeat.batch import CarriedFeatures, CommittedRows, ForwardBatch
 from wingbeat.cache.pool import KVPool
-from wingbeat.kernels.interface import DecoderStack, Head, LayerWeights, Linear, StackShape
+from wingbeat.kernels.interface import DecoderStack, DraftInput, Head, LayerWeights, Linear, Listen, Norm, StackShape
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -100,6 +100,7 @@ class TorchStack:
         return residual, torch.cat([entering[i] for i in capture], -1) if capture else None
 
     def write_kv(self, first_input: Tensor, positions: Tensor, slots: Tensor, pool: KVPool) -> None:
+        """Layer 0's K/V of rows [n, input_size], already normed, straight into pages."""
         _, k, v = self._project(self._layers[0], first_input, positions)
         pool.k[0, slots] = k
         pool.v[0, slots] = v
@@ -119,6 +120,23 @@ class TorchStack:
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
 
+class TorchListen:
+    """Implements interface.Listen."""
+
+    def __init__(self, fuse: Linear, first_input: DraftInput, stack: TorchStack) -> None:
+        self._fuse, self._first_input, self._stack = fuse, first_input, stack
+
+    def __call__(self, aux: Tensor, rows: CommittedRows, carried: CarriedFeatures, pool: KVPool) -> None:
+        fused = self._fuse(aux[rows.block_rows])  # [n, H]
+        first = rows.before < 0
+        before = torch.where(first[:, None], carried.lanes[rows.lanes], fused[rows.before])
+        newest, full = first.roll(-1), rows.positions % carried.page_size == carried.page_size - 1
+        carried.lanes[rows.lanes[newest]] = fused[newest]
+        carried.pages[rows.slots[full] // carried.page_size] = fused[full]
+        first_input = self._first_input(rows.token_ids, before)
+        self._stack.write_kv(first_input, (rows.positions - 1).clamp(min=0), rows.slots, pool)
+
+
 class TorchKernels:
     """Implements interface.KernelFactory."""
 
@@ -127,11 +145,22 @@ class TorchKernels:
     def stack(self, shape: StackShape, layers: list[LayerWeights], rope: tuple[Tensor, Tensor]) -> DecoderStack:
         return TorchStack(shape, layers, rope)
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return lambda x: F.linear(x, weight, bias)
+    def linear(self, weight: Tensor) -> Linear:
+        return lambda x: F.linear(x, weight)
 
     def head(self, norm: Tensor, eps: float, weight: Tensor) -> Head:
         return lambda hidden: F.linear(rms_norm(hidden, norm, eps), weight).to(wide(weight.dtype))
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return rms_norm(x, weight, eps)
+    def norm(self, weight: Tensor, eps: float) -> Norm:
+        return lambda x: rms_norm(x, weight, eps)
+
+    def draft_input(self, embedding: Tensor, embedding_norm: Tensor, hidden_norm: Tensor, eps: float) -> DraftInput:
+        def join(token_ids: Tensor, hidden: Tensor) -> Tensor:
+            embedded = F.embedding(token_ids, embedding)
+            return torch.cat([rms_norm(embedded, embedding_norm, eps), rms_norm(hidden, hidden_norm, eps)], -1)
+
+        return join
+
+    def listen(self, fuse: Linear, first_input: DraftInput, stack: DecoderStack) -> Listen:
+        assert isinstance(stack, TorchStack)
+        return TorchListen(fuse, first_input, stack)

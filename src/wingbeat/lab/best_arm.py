@@ -62,6 +62,11 @@ class BestArmTest:
         return tuple(c for c, v in self.cells.items() if v.ratio.high is not None and v.ratio.high < self.bound)
 
     @property
+    def held(self) -> bool:
+        """The pooled ratio reaches the bound, and no cell is surely below it."""
+        return self.pooled.value >= self.bound and not self.failed_cells
+
+    @property
     def lowest(self) -> float:
         return min(v.ratio.value for v in self.cells.values())
 

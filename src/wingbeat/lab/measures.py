@@ -5,7 +5,8 @@ TPOT                  (E2E - TTFT) / (n - 1), n from usage
 E2E                   last chunk with text - send
 output tok/s          tokens that arrived in the steady window / its seconds
 accept_len            tokens / target forwards of sequences (sum over sum; plain decoding = 1)
-acceptance at i       conditional: accepted at i / accepted at i - 1;  unconditional: accepted at i / drafts
+acceptance at i       unconditional u(i): accepted at i / drafted at i;
+                      conditional (all before it accepted): u(i) / u(i - 1), u(0) = 1
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from wingbeat.errors import LabError
 from wingbeat.lab.record import RequestRecord, SpeculationUse
@@ -90,19 +92,28 @@ def accept_len(use: SpeculationUse) -> float | None:
     return use.num_tokens / use.num_target_forwards if use.num_target_forwards else None
 
 
-def acceptance_by_position(use: SpeculationUse) -> tuple[tuple[float, float], ...]:
-    """(conditional, unconditional) acceptance per draft position, position 1 first.
+@dataclass(frozen=True, slots=True)
+class PositionRate:
+    """How often drafts at one position were accepted."""
 
-    Conditional divides by the drafts whose earlier positions were all accepted and that were drafted this deep.
+    conditional: float
+    unconditional: float
+    num_tested: float
+    """Drafts that came to be judged: made, and all before them accepted."""
+
+
+def acceptance_by_position(use: SpeculationUse) -> tuple[PositionRate, ...]:
+    """Rates per draft position, position 1 first.
+
+    Depths mix under `auto`: what was accepted at i - 1 in shallower drafts was never tested at i. Unconditional rates
+    divide by the drafts made that deep, so their quotient is free of it.
     """
-    if not use.accepted_per_pos or use.num_draft_steps == 0:
-        return ()
-    rows = []
-    reached = use.num_draft_steps
+    rates: list[PositionRate] = []
+    before = 1.0
     for i, accepted in enumerate(use.accepted_per_pos):
+        # Servers that count no drafts per position draft equally deep in every step.
         drafted = use.drafted_per_pos[i] if i < len(use.drafted_per_pos) else use.num_draft_steps
-        # Blocks of several depths mix under `auto`: no more can have been tested than were drafted.
-        tested = min(reached, drafted)
-        rows.append((accepted / tested if tested else 0.0, accepted / drafted if drafted else 0.0))
-        reached = accepted
-    return tuple(rows)
+        rate = accepted / drafted if drafted else 0.0
+        rates.append(PositionRate(min(rate / before, 1.0) if before else 0.0, rate, drafted * before))
+        before = rate
+    return tuple(rates)

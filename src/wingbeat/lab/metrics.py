@@ -3,8 +3,6 @@
     output tok/s   of a block: tokens that arrived in the steady window / its seconds; a cell: geometric mean of blocks
     percentiles    nearest rank over all requests of a cell; None below the sample floor (p90: 64, p99: 662 requests)
     accept_len     sum of tokens / sum of target forwards of sequences, bonus included: plain decoding is 1
-    acceptance     position i, unconditional u(i): accepted at i / drafted at i;
-                   conditional (all before it accepted): u(i) / u(i - 1), u(0) = 1
     time share     seconds of a part / seconds of all parts (draft, verify, accept, listen, host)
 
 Blocks marked invalid are left out of everything.
@@ -15,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -180,31 +179,19 @@ def acceptance(run: Run) -> tuple[PositionAcceptance, ...]:
 
 
 def _positions(arm: str, domain: str, use: SpeculationUse) -> list[PositionAcceptance]:
-    """Depths mix under `auto`: what was accepted at i - 1 in shallower drafts was never tested at i.
-
-    Unconditional rates divide by the drafts made that deep, so their quotient is free of it.
-    """
-    rows: list[PositionAcceptance] = []
-    before = 1.0
-    for i, (_, rate) in enumerate(acceptance_by_position(use)):
-        drafted = use.drafted_per_pos[i] if i < len(use.drafted_per_pos) else use.num_draft_steps
-        conditional = min(rate / before, 1.0) if before else 0.0
-        tested = round(drafted * before)
-        if tested < MIN_TESTED:
-            # A server counts up to the deepest draft it ever made; this arm may never have drafted so deep.
-            break
-        rows.append(
-            PositionAcceptance(
-                arm=arm,
-                domain=domain,
-                position=i + 1,
-                conditional=conditional,
-                unconditional=rate,
-                num_tested=tested,
-            )
+    # A server counts up to the deepest draft it ever made; this arm may never have drafted so deep.
+    tested = takewhile(lambda rate: round(rate.num_tested) >= MIN_TESTED, acceptance_by_position(use))
+    return [
+        PositionAcceptance(
+            arm=arm,
+            domain=domain,
+            position=position,
+            conditional=rate.conditional,
+            unconditional=rate.unconditional,
+            num_tested=round(rate.num_tested),
         )
-        before = rate
-    return rows
+        for position, rate in enumerate(tested, start=1)
+    ]
 
 
 def time_splits(run: Run) -> tuple[TimeSplit, ...]:

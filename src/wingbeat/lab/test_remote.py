@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wingbeat.lab.measures import accept_len, acceptance_by_position
+from wingbeat.lab.measures import PositionRate, accept_len, acceptance_by_position
 from wingbeat.lab.remote import parse_metrics, speculation_in, time_in
 
 BEFORE = """
@@ -37,7 +37,7 @@ def test_a_block_is_the_difference_of_two_pages() -> None:
     assert (use.num_tokens, use.num_accepted_drafts, use.num_target_forwards) == (60, 30, 30)
     assert accept_len(use) == 2.0
     assert use.accepted_per_pos == (16, 8)
-    assert acceptance_by_position(use) == ((0.8, 0.8), (0.5, 0.4))
+    assert acceptance_by_position(use) == (PositionRate(0.8, 0.8, 20), PositionRate(0.5, 0.4, 16))
     spent = time_in(gained)
     assert spent is not None
     assert (spent.draft_s, spent.verify_s, spent.host_s) == (0.5, 3.0, 0.0)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wingbeat.lab.judge import caveats, judge_run
+from wingbeat.lab.best_arm import BestArmTest, CellVerdict
+from wingbeat.lab.judge import AUTO_BOUND, caveats, judge_run
 from wingbeat.lab.ledger import Run, read_run
 from wingbeat.lab.metrics import acceptance, cell_figures, differing_outputs, latency, speeds, time_splits
+from wingbeat.lab.stats import Ratio
 from wingbeat.lab.test_simulated import (
     DOMAINS,
     POINTS,
@@ -17,7 +19,7 @@ from wingbeat.lab.test_simulated import (
     step_seconds,
     write_simulated_run,
 )
-from wingbeat.lab.verdict import verdict_lines
+from wingbeat.lab.verdict import auto_line, verdict_lines
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,22 @@ def test_auto_that_loses_is_told_with_its_cell(run):
         return {"window_tokens": block.window_tokens * 0.8} if hit else {}
 
     assert "surely below 0.97 in coding C=1" in " ".join(verdict_lines(with_blocks(run, slow)))
+
+
+@pytest.mark.parametrize(
+    ("pooled", "cell", "held", "said"),
+    [
+        (0.971, Ratio(0.95, 0.91, 0.98, 4), True, "no cell is surely below 0.97"),
+        (0.969, Ratio(0.95, 0.91, 0.98, 4), False, "all of them together are below it"),
+        (0.99, Ratio(0.95, 0.94, 0.96, 4), False, "surely below 0.97 in coding C=8"),
+    ],
+)
+def test_auto_needs_the_pooled_ratio_and_every_cell(pooled, cell, held, said):
+    cells = {("coding", 8): CellVerdict(ratio=cell, p_below=0.5, rivals=("off",))}
+    ratio = Ratio(pooled, pooled - 0.02, pooled + 0.02, 4)
+    test = BestArmTest(candidate="auto", rivals=("off", "chain(3)"), bound=AUTO_BOUND, pooled=ratio, cells=cells)
+    assert test.held == held
+    assert auto_line(test).endswith(said)
 
 
 def test_invalid_blocks_count_for_nothing_and_are_told(run):

@@ -64,6 +64,8 @@ def auto_line(test: BestArmTest) -> str:
     if test.failed_cells:
         cells = ", ".join(f"{domain} C={c}" for domain, c in test.failed_cells)
         return f"{start}; surely below {test.bound:.2f} in {cells}"
+    if not test.held:
+        return f"{start}; no cell is surely below {test.bound:.2f}, but all of them together are below it"
     if test.pooled.low is None:
         return f"{start}; too few blocks for an interval"
     return f"{start}; no cell is surely below {test.bound:.2f}"

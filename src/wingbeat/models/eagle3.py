@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wingbeat.batch import ForwardBatch
+from wingbeat.batch import CarriedFeatures, CommittedRows, ForwardBatch
 from wingbeat.cache.pool import KVPool
 from wingbeat.kernels.interface import KernelFactory, LayerWeights
 from wingbeat.models.decoder import head_or_empty
@@ -56,46 +56,38 @@ class Eagle3Drafter:
         self.aux_layer_ids = aux_layer_ids
         self.draft_vocab_size = weights.head.shape[0]
         self.target_ids = weights.target_ids  # [D] int64
-        self.embedding = weights.embedding  # [V, H]
-        self._weights, self._kernels = weights, kernels
-        self._eps = config.layer.rms_norm_eps
+        eps = config.layer.rms_norm_eps
+        self._aux_norms = [kernels.norm(weight, eps) for weight in weights.aux_norms]
+        self._input = kernels.draft_input(weights.embedding, weights.input_norm, weights.hidden_norm, eps)
+        self._norm = kernels.norm(weights.norm, eps)
         self._norm_before_residual, self._norm_output = config.norm_before_residual, config.norm_output
         rope = rope_tables(config.layer.rope, config.layer.head_dim, num_positions, weights.fc.device)
         shape = config.layer.stack_shape(input_size=2 * config.layer.hidden_size)
         self._stack = kernels.stack(shape, [weights.layer], rope)
         self._fc = kernels.linear(weights.fc)
-        self._head = kernels.head(weights.norm, self._eps, weights.head)
+        self._listen = kernels.listen(self._fc, self._input, self._stack)
+        self._head = kernels.head(weights.norm, eps, weights.head)
 
     def fuse(self, aux: Tensor) -> Tensor:
         """[N, A * H_target] -> [N, H]."""
-        norms = self._weights.aux_norms
-        if norms:
-            parts = aux.chunk(len(norms), dim=-1)
-            normed = [self._norm(part.contiguous(), weight) for part, weight in zip(parts, norms, strict=True)]
-            aux = torch.cat(normed, dim=-1)
-        return self._fc(aux)
+        return self._fc(self._normed(aux))
 
-    def listen(self, fused_before: Tensor, token_ids: Tensor, positions: Tensor, slots: Tensor, pool: KVPool) -> None:
-        """Writes the K/V entries of `token_ids` [N], made with the features of the rows before them [N, H]."""
-        if not token_ids.numel():
-            return  # kernels never see 0 rows
-        first_input = self._input(token_ids, self._norm(fused_before, self._weights.hidden_norm))
-        self._stack.write_kv(first_input, positions, slots, pool)
+    def listen(self, aux: Tensor, rows: CommittedRows, carried: CarriedFeatures, pool: KVPool) -> None:
+        """Writes the K/V entries of committed rows and carries their features on. aux [R, A * H_target]."""
+        if rows.slots.numel():  # kernels never see 0 rows
+            self._listen(self._normed(aux), rows, carried, pool)
+
+    def _normed(self, aux: Tensor) -> Tensor:
+        if not self._aux_norms:
+            return aux
+        parts = aux.chunk(len(self._aux_norms), dim=-1)
+        return torch.cat([norm(part.contiguous()) for part, norm in zip(parts, self._aux_norms, strict=True)], dim=-1)
 
     def forward(self, hidden: Tensor, batch: ForwardBatch, pool: KVPool) -> tuple[Tensor, Tensor]:
         """Draft logits [n, D] of batch.logit_rows (all R rows when None) and the next level's hidden state [R, H]."""
-        normed = self._norm(hidden, self._weights.hidden_norm)  # [R, H]
-        residual = normed if self._norm_before_residual else hidden
-        first_input = self._input(batch.input_ids, normed)
+        first_input = self._input(batch.input_ids, hidden)  # [R, 2H], its second half the normed hidden state
+        residual = first_input[:, hidden.shape[1] :] if self._norm_before_residual else hidden
         output, _ = self._stack.forward(residual, batch, pool, first_input=first_input)  # [R, H]
         wanted = output if batch.logit_rows is None else output[batch.logit_rows]
         logits = head_or_empty(self._head, wanted, self.draft_vocab_size)
-        return logits, self._norm(output, self._weights.norm) if self._norm_output else output
-
-    def _input(self, token_ids: Tensor, normed_hidden: Tensor) -> Tensor:
-        """[N, 2H]: the embedding half first."""
-        embedded = torch.nn.functional.embedding(token_ids, self.embedding)
-        return torch.cat([self._norm(embedded, self._weights.input_norm), normed_hidden], dim=-1)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self._kernels.rms_norm(x, weight, self._eps)
+        return logits, self._norm(output) if self._norm_output else output

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from wingbeat.batch import ForwardBatch, ForwardOutput
+from wingbeat.batch import CarriedFeatures, CommittedRows, ForwardBatch, ForwardOutput
 from wingbeat.cache.pool import KVPool
 
 
@@ -53,8 +53,8 @@ class Drafter(Protocol):
         """[N, num_aux*H_target] -> [N, H]: fc over the (optionally normed) aux features."""
         ...
 
-    def listen(self, fused_before: Tensor, token_ids: Tensor, positions: Tensor, slots: Tensor, pool: KVPool) -> None:
-        """Writes the K/V entries of tokens `token_ids` [N], whose row before had feature `fused_before` [N, H]."""
+    def listen(self, aux: Tensor, rows: CommittedRows, carried: CarriedFeatures, pool: KVPool) -> None:
+        """Writes the K/V entries of committed rows and carries their features on (kernels/interface.py, Listen)."""
         ...
 
     def forward(self, hidden: Tensor, batch: ForwardBatch, pool: KVPool) -> tuple[Tensor, Tensor]:

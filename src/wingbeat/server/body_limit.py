@@ -6,10 +6,9 @@ import asyncio
 from contextlib import suppress
 
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from wingbeat.server.errors import error_response
+from wingbeat.server.errors import BodyTooLargeError, too_large
 
 DRAIN_BYTES = 256 * 2**20
 DRAIN_SECONDS = 5.0
@@ -43,7 +42,7 @@ class BodyLimit:
             total += len(message.get("body", b""))
             if total > self._max_bytes:
                 await _drain(receive)
-                raise HTTPException(413, self._message("a longer one"), headers={"Connection": "close"})
+                raise BodyTooLargeError(self._message(f"over {self._max_bytes} bytes"))
             return message
 
         return counted
@@ -54,14 +53,7 @@ class BodyLimit:
     async def _refuse(self, scope: Scope, receive: Receive, send: Send, size: str) -> None:
         if Headers(scope=scope).get("expect", "").lower() != "100-continue":
             await _drain(receive)
-        response = error_response(
-            413,
-            self._message(size),
-            param="body",
-            code="request_too_large",
-            headers={"Connection": "close"},
-        )
-        await response(scope, receive, send)
+        await too_large(self._message(size))(scope, receive, send)
 
 
 async def _drain(receive: Receive) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import perf_counter
@@ -19,6 +18,8 @@ from typing import Protocol, TypeVar, cast
 
 from wingbeat.engine.metrics import EngineInfo, EngineMetrics, SpeculationState
 from wingbeat.errors import EngineError, WingbeatError
+from wingbeat.server.deltas import Stream
+from wingbeat.text.grammar import GrammarCompiler
 from wingbeat.text.tokenizer import Tokenizer
 from wingbeat.types import ChoiceDelta, Request
 
@@ -27,9 +28,10 @@ T = TypeVar("T")
 
 
 class EngineLike(Protocol):
-    """What the server asks of an engine; every call is made on one thread."""
+    """What the server asks of an engine; every method is called on one thread. `grammars` may be used by any."""
 
     tokenizer: Tokenizer
+    grammars: GrammarCompiler
     model_name: str
     max_model_len: int
 
@@ -51,48 +53,6 @@ class Observer(Protocol):
     def first_token(self, seconds: float) -> None: ...
     def more_tokens(self, seconds: float, num_tokens: int) -> None: ...
     def request_done(self, seconds: float) -> None: ...
-
-
-class Stream:
-    """The deltas of the requests of one HTTP call, in batches as they come. Lives on the event loop."""
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self.num_open = {request.request_id: request.params.n for request in requests}
-        """Choices of each request that have not ended."""
-        self.arrived = perf_counter()
-        self.last_token_at = [0.0] * sum(self.num_open.values())
-        self._offsets = dict(zip(self.num_open, accumulate(self.num_open.values(), initial=0), strict=False))
-        self._ready: list[ChoiceDelta] = []
-        self._wake = asyncio.Event()
-
-    def index_of(self, delta: ChoiceDelta) -> int:
-        """The choice's place in the answer: prompts in order, and their choices in order."""
-        return self._offsets[delta.request_id] + delta.choice_index
-
-    def push(self, deltas: Sequence[ChoiceDelta]) -> None:
-        self._ready.extend(deltas)
-        for delta in deltas:
-            self.num_open[delta.request_id] -= delta.finish_reason is not None
-        self._wake.set()
-
-    def fail(self, request_id: str, reason: str) -> None:
-        """Ends a request's choices with an error."""
-        self._ready.append(
-            ChoiceDelta(
-                request_id=request_id, choice_index=0, token_ids=(), text="", finish_reason="error", error=reason
-            )
-        )
-        self.num_open[request_id] = 0
-        self._wake.set()
-
-    async def __aiter__(self) -> AsyncIterator[list[ChoiceDelta]]:
-        """Batches until every choice has ended."""
-        while self._ready or any(count > 0 for count in self.num_open.values()):
-            await self._wake.wait()
-            self._wake.clear()
-            batch, self._ready = self._ready, []
-            if batch:
-                yield batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +115,9 @@ class EngineBridge:
     async def submit(self, requests: Sequence[Request]) -> Stream:
         """One stream of all the requests, once the engine has accepted each. Raises RequestError or EngineError."""
         loop, stream = self._running_loop(), Stream(requests)
+        for schema in {request.json_schema for request in requests if request.json_schema is not None}:
+            # Here and not on the engine's thread, where everybody would wait for it.
+            await asyncio.to_thread(self.engine.grammars.compile, schema)
         accepted: list[asyncio.Future[None]] = [loop.create_future() for _ in requests]
         for request, future in zip(requests, accepted, strict=True):
             self._streams[request.request_id] = stream

@@ -11,8 +11,8 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 
 from wingbeat.errors import RequestError
-from wingbeat.server.bridge import Stream
 from wingbeat.server.context import ServerContext
+from wingbeat.server.deltas import Stream
 from wingbeat.server.intake import Intake, chat_intake
 from wingbeat.server.logprobs import chat_logprobs
 from wingbeat.server.schema import ChatBody
@@ -32,7 +32,7 @@ def chat_router(server: ServerContext) -> APIRouter:
     async def chat(body: ChatBody, http: HttpRequest) -> Response:
         """Answers a conversation."""
         model = server.model_named(body.model)
-        intake = await asyncio.to_thread(chat_intake, body, server.tokenizer)
+        intake = await asyncio.to_thread(chat_intake, body, server.tokenizer, server.max_model_len)
         writer = ChatWriter(server, body, intake, model)
         if body.stream:
             return EventStream(server.bridge, await _submit(server, intake, body), writer)

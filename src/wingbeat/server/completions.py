@@ -28,7 +28,7 @@ def completion_router(server: ServerContext) -> APIRouter:
     async def completions(body: CompletionBody, http: HttpRequest) -> Response:
         """Continues prompts."""
         model = server.model_named(body.model)
-        intake = await asyncio.to_thread(completion_intake, body, server.tokenizer)
+        intake = await asyncio.to_thread(completion_intake, body, server.tokenizer, server.max_model_len)
         writer = CompletionWriter(server, body, intake, model)
         if body.stream:
             return EventStream(server.bridge, await server.bridge.submit(intake.requests), writer)

@@ -22,6 +22,10 @@ class ServerContext:
     def tokenizer(self) -> Tokenizer:
         return self.bridge.engine.tokenizer
 
+    @property
+    def max_model_len(self) -> int:
+        return self.bridge.engine.max_model_len
+
     def model_named(self, asked: str | None) -> str:
         """The served name asked for; the first when none was. UnknownModelError for another."""
         if asked is None:

@@ -97,7 +97,7 @@ def _model_record(server: ServerContext, name: str) -> JsonObject:
         "object": "model",
         "created": server.started,
         "owned_by": "wingbeat",
-        "max_model_len": server.bridge.engine.max_model_len,
+        "max_model_len": server.max_model_len,
     }
 
 

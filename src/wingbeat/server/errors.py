@@ -14,7 +14,16 @@ from wingbeat.errors import CapacityError, ConfigError, EngineError, RequestErro
 from wingbeat.server.wire import Json
 
 log = logging.getLogger(__name__)
-TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+UNREADABLE = "There was an error parsing the body"
+"""FastAPI's words for a body whose reading failed in another way than by a syntax error."""
+TYPES = {401: "authentication_error", 404: "not_found_error"}
+
+
+class BodyTooLargeError(HTTPException):
+    """A body without a length grew over the limit. An HTTPException, since FastAPI turns others into its own."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(413, message)
 
 
 class UnknownModelError(RequestError):
@@ -29,6 +38,11 @@ def error_body(
     """The JSON of one error."""
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def too_large(message: str) -> Json:
+    """The answer to a body over the limit; what is left of it is not read."""
+    return error_response(413, message, param="body", code="request_too_large", headers={"Connection": "close"})
 
 
 def error_response(
@@ -64,6 +78,10 @@ def install(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Json:
         http = cast(HTTPException, error)
+        if http.detail == UNREADABLE:
+            return error_response(400, "the body is not valid JSON: it is not UTF-8, or nested too deeply")
+        if isinstance(error, BodyTooLargeError):
+            return too_large(http.detail)
         message = f"{request.method} {request.url.path}: {http.detail}"
         return error_response(http.status_code, message, headers=dict(http.headers or {}))
 

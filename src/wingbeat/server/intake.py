@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 from uuid import uuid4
 
-from wingbeat.errors import RequestError
+from wingbeat.errors import CapacityError, RequestError
 from wingbeat.server.schema import Body, ChatBody, CompletionBody, NamedTool
 from wingbeat.text.template import check_messages
 from wingbeat.text.tokenizer import Tokenizer
@@ -75,21 +75,27 @@ class Intake:
     """The whole text is this tool's arguments."""
 
 
-def completion_intake(body: CompletionBody, tokenizer: Tokenizer) -> Intake:
-    """One request per prompt. Raises RequestError."""
+def completion_intake(body: CompletionBody, tokenizer: Tokenizer, max_model_len: int) -> Intake:
+    """One request per prompt, of less than `max_model_len` tokens each. Raises RequestError."""
     check_extras(body)
-    prompts = _prompts(body, tokenizer)
+    prompts = _prompts(body, tokenizer, max_model_len)
     params = _params(body, max_tokens=16 if body.max_tokens is None else body.max_tokens, logprobs=body.logprobs)
     base, schema = f"cmpl-{uuid4().hex}", _answer_schema(body)
     return Intake(
         requests=[
-            Request(request_id=f"{base}-{i}", prompt_token_ids=tuple(ids), params=params, json_schema=schema)
+            Request(
+                request_id=f"{base}-{i}",
+                prompt_token_ids=tuple(ids),
+                params=params,
+                json_schema=schema,
+                cache_salt=body.cache_salt,
+            )
             for i, ids in enumerate(prompts)
         ]
     )
 
 
-def _prompts(body: CompletionBody, tokenizer: Tokenizer) -> list[list[int]]:
+def _prompts(body: CompletionBody, tokenizer: Tokenizer, max_model_len: int) -> list[list[int]]:
     prompt = body.prompt
     if isinstance(prompt, str):
         listed: list[object] = [prompt]
@@ -99,23 +105,33 @@ def _prompts(body: CompletionBody, tokenizer: Tokenizer) -> list[list[int]]:
         raise RequestError("prompt", f"{len(listed)} prompts", f"1 to {MAX_PROMPTS} prompts")
     special = body.add_special_tokens
     return [
-        tokenizer.encode(whole_characters(p), add_special_tokens=special) if isinstance(p, str) else cast(list[int], p)
+        _encoded(p, tokenizer, max_model_len, special=special) if isinstance(p, str) else cast(list[int], p)
         for p in listed
     ]
 
 
-def chat_intake(body: ChatBody, tokenizer: Tokenizer) -> Intake:
-    """The request of one conversation. Raises RequestError."""
+def _encoded(text: str, tokenizer: Tokenizer, max_model_len: int, *, special: bool) -> list[int]:
+    """Token ids; a text that cannot fit is refused before seconds are spent on reading it."""
+    if tokenizer.fewest_tokens(text) >= max_model_len:
+        raise CapacityError(
+            "prompt", f"{len(text)} characters", f"at most {max_model_len - 1} tokens (max_model_len {max_model_len})"
+        )
+    return tokenizer.encode(whole_characters(text), add_special_tokens=special)
+
+
+def chat_intake(body: ChatBody, tokenizer: Tokenizer, max_model_len: int) -> Intake:
+    """The request of one conversation of less than `max_model_len` tokens. Raises RequestError."""
     check_extras(body)
     names, schema = _tool_plan(body)
     named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    prompt = tokenizer.encode(whole_characters(_render(body, tokenizer)), add_special_tokens=False)
+    prompt = _encoded(_render(body, tokenizer), tokenizer, max_model_len, special=False)
     request = Request(
         request_id=f"chatcmpl-{uuid4().hex}",
         prompt_token_ids=tuple(prompt),
         params=_renamed(body, max_tokens=limit, logprobs=_chat_logprobs(body)),
         json_schema=schema,
+        cache_salt=body.cache_salt,
     )
     return Intake(requests=[request], tool_names=() if named else names, named_tool=named)
 

@@ -37,9 +37,14 @@ def completion_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprob], *, 
     return {
         "tokens": tokens,
         "token_logprobs": [max(item.logprob, LOWEST) for item in found],
-        "top_logprobs": [
-            {tokenizer.token_text(token_id): max(value, LOWEST) for token_id, value in item.top} or None
-            for item in found
-        ],
+        "top_logprobs": [_by_text(tokenizer, item) or None for item in found],
         "text_offset": offsets,
     }
+
+
+def _by_text(tokenizer: Tokenizer, item: TokenLogprob) -> dict[str, float]:
+    """Alternatives by their text; of several with one text (parts of characters), the likeliest."""
+    found: dict[str, float] = {}
+    for token_id, value in item.top:
+        found.setdefault(tokenizer.token_text(token_id), max(value, LOWEST))
+    return found

@@ -80,6 +80,8 @@ class Body(BaseModel):
     max_draft_depth: int | None = None
     """Cap on speculation for this request; 0 switches it off."""
     response_format: ResponseFormat | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    """Prefix reuse only among requests with the same salt, as in vLLM."""
     return_token_ids: bool = False
     return_speculation: bool = False
     """Adds usage.speculation: what drafting did for this request."""
@@ -107,4 +109,4 @@ class ChatBody(Body):
 class PolicyBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    policy: str
+    policy: Annotated[str, Field(max_length=1000)]

@@ -13,7 +13,8 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from wingbeat.errors import EngineError
-from wingbeat.server.bridge import EngineBridge, Stream
+from wingbeat.server.bridge import EngineBridge
+from wingbeat.server.deltas import Stream
 from wingbeat.server.errors import error_body
 from wingbeat.server.wire import json_bytes
 from wingbeat.types import ChoiceDelta, TokenLogprob

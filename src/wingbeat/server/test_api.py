@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -11,7 +12,10 @@ import httpx
 import pytest
 
 from wingbeat.server.app import ServerOptions, build_app
+from wingbeat.server.logprobs import completion_logprobs
 from wingbeat.server.test_fake import FakeEngine
+from wingbeat.text.grammar import Grammar, GrammarCompiler
+from wingbeat.types import TokenLogprob
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -150,6 +154,14 @@ def test_sampling_fields_reach_the_engine() -> None:
     assert (params.min_tokens, params.max_tokens, params.max_draft_depth, params.ignore_eos) == (1, 4, 0, True)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_the_salt_reaches_the_engine(path: str) -> None:
+    for fields, expected in (({"cache_salt": "pepper"}, "pepper"), ({"cache_salt": None}, None), ({}, None)):
+        engine = FakeEngine()
+        post(engine, path, {"messages": HELLO, "prompt": "ab", **fields})
+        assert engine.requests[0].cache_salt == expected
+
+
 def test_null_means_the_default() -> None:
     engine = FakeEngine()
     chat(engine, temperature=None, stop=None, tools=None, n=None, logit_bias=None, response_format=None)
@@ -201,6 +213,14 @@ def test_completion_logprobs_and_offsets_continue_over_chunks() -> None:
     assert whole["top_logprobs"][0] == {"<eos>": -0.5}
     chunks = events(FakeEngine("xabc"), "/v1/completions", {"prompt": "a", "logprobs": 1})
     assert [o for c in chunks for o in c["choices"][0]["logprobs"]["text_offset"]] == whole["text_offset"]
+
+
+def test_of_alternatives_with_one_text_the_likeliest_is_shown() -> None:
+    """Parts of characters all read U+FFFD."""
+    tokenizer = FakeEngine().tokenizer
+    one, two, *_ = (token for token in range(256) if tokenizer.token_text(token) == "\ufffd")
+    item = TokenLogprob(token_id=one, logprob=-0.1, top=((one, -0.1), (two, -2.0)))
+    assert completion_logprobs(tokenizer, [item], offset=0)["top_logprobs"] == [{"\ufffd": -0.1}]
 
 
 def test_stop_strings_end_the_answer() -> None:
@@ -261,6 +281,21 @@ def test_json_schema_and_json_object() -> None:
     assert "x" in json.loads(chat(FakeEngine(), response_format=asked)["choices"][0]["message"]["content"])
     found = complete(FakeEngine(), response_format={"type": "json_object"}, max_tokens=50)["choices"][0]["text"]
     assert isinstance(json.loads(found), dict)
+
+
+def test_schemas_are_compiled_off_the_engines_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, threads = FakeEngine(), []
+    build = GrammarCompiler._compile
+
+    def watched(self: GrammarCompiler, schema: str) -> Grammar:
+        threads.append(threading.get_ident())
+        return build(self, schema)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", watched)
+    asked = {"type": "json_schema", "json_schema": {"schema": {"enum": ["x", "y"]}}}
+    choices = complete(engine, ["a", "b"], response_format=asked)["choices"]
+    assert [choice["text"] in ('"x"', '"y"') for choice in choices] == [True, True]
+    assert len(threads) == 1 and engine.threads.isdisjoint(threads)
 
 
 # -- control ------------------------------------------------------------------------------------------------------

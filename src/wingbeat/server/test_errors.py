@@ -13,6 +13,7 @@ import pytest
 from wingbeat.server.app import ServerOptions
 from wingbeat.server.test_api import HELLO, TOOLS, served
 from wingbeat.server.test_fake import FakeEngine
+from wingbeat.text.tokenizer import Tokenizer
 
 BAD_TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"$defs": 5, "type": "objec"}}}]
 CALL_NAME = "messages[0].tool_calls[0].function.name"
@@ -47,10 +48,13 @@ async def until(true: Callable[[], bool]) -> None:
         ({"max_tokens": 0}, "max_tokens", "max_tokens=0 is not valid: an integer >= 1"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens=0"),
         ({"n": 1000}, "n", "from 1 to 128"),
+        ({"n": 0}, "n", "n=0 is not valid: an integer from 1 to 128"),
         ({"top_p": 0}, "top_p", "top_p=0"),
         ({"top_k": 2**40}, "top_k", "at most"),
         ({"stop": [""]}, "stop", "non-empty"),
         ({"stop": 5}, "stop", "stop=5"),
+        ({"stop": ["a", 5]}, "stop", "stop=['a', 5] is not valid"),
+        ({"stop": ["a"] * 17}, "stop", "up to 16"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "token ids as keys"),
         ({"logit_bias": {"1": 1000}}, "logit_bias", "-100 to 100"),
         ({"top_logprobs": 3}, "top_logprobs", "logprobs=true"),
@@ -72,6 +76,8 @@ async def until(true: Callable[[], bool]) -> None:
         ({"tools": [{"type": "function"}]}, "tools", "tools[0].function is required"),
         ({"tools": BAD_TOOLS, "tool_choice": "required"}, "tools", "llguidance"),
         ({"tools": TOOLS, "messages": [{"role": "assistant", "tool_calls": [5]}]}, CALL_NAME, "expected a string"),
+        ({"cache_salt": ""}, "cache_salt", "cache_salt='' is not valid: String should have at least 1 character"),
+        ({"cache_salt": 7}, "cache_salt", "cache_salt=7 is not valid"),
         ({"logit_bias": {"\u00b2": 1}}, "logit_bias", "token ids as keys"),
         ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "schema"),
@@ -104,6 +110,9 @@ def test_missing_and_mistyped_bodies() -> None:
     assert "JSON object" in refused("POST", COMPLETIONS, content=b"")[1]["message"]
     status, error = refused("POST", COMPLETIONS, content=b'{"prompt": ', headers={"Content-Type": "application/json"})
     assert status == 400 and "not valid JSON" in error["message"]
+    for content in (b'{"prompt": "\xff"}', b"[" * 100_000):
+        status, error = refused("POST", COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
+        assert status == 400 and "not valid JSON" in error["message"] and "UTF-8" in error["message"]
 
 
 def test_nonsense_numbers_are_refused() -> None:
@@ -116,6 +125,22 @@ def test_a_prompt_longer_than_the_context() -> None:
     status, error = refused("POST", COMPLETIONS, json={"prompt": "x" * 600})
     assert (status, error["param"], error["code"]) == (400, "prompt", "context_length_exceeded")
     assert "600 tokens" in error["message"] and "499" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [(COMPLETIONS, {"prompt": "x" * 400_000}), (CHAT, {"messages": [{"role": "user", "content": "x" * 400_000}]})],
+)
+def test_a_text_that_cannot_fit_is_not_even_tokenised(
+    path: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*_: object, **__: object) -> list[int]:
+        raise AssertionError("it was tokenised")
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    status, error = refused("POST", path, json=fields)
+    assert (status, error["param"], error["code"]) == (400, "prompt", "context_length_exceeded")
+    assert "characters" in error["message"] and "499 tokens" in error["message"]
 
 
 def test_one_bad_prompt_of_many_starts_none() -> None:
@@ -142,7 +167,8 @@ def test_bodies_over_the_limit_with_and_without_a_length() -> None:
     headers = {"Content-Type": "application/json"}
     for body in (content, chunks()):
         status, error = refused("POST", COMPLETIONS, options, content=body, headers=headers)
-        assert status == 413 and "at most 1000 bytes" in error["message"]
+        assert (status, error["param"], error["code"]) == (413, "body", "request_too_large")
+        assert error["message"].startswith("body=") and "at most 1000 bytes" in error["message"]
 
 
 def test_keys_guard_everything_but_health() -> None:

@@ -55,7 +55,7 @@ class FakeEngine:
         self.policy, self.threads = "auto", set()
         self.num_steps = self.num_resets = 0
         self._choices: list[FakeChoice] = []
-        self._grammars = GrammarCompiler(self.tokenizer)
+        self.grammars = GrammarCompiler(self.tokenizer)
         self._finished: dict[str, int] = {}
 
     def add(self, request: Request) -> None:
@@ -67,7 +67,7 @@ class FakeEngine:
             raise CapacityError(
                 "prompt", f"{len(request.prompt_token_ids)} tokens", f"at most {self.max_model_len - 1}"
             )
-        grammar = self._grammars.compile(request.json_schema) if request.json_schema is not None else None
+        grammar = self.grammars.compile(request.json_schema) if request.json_schema is not None else None
         self.requests.append(request)
         script = [*self.tokenizer.encode(self.reply), EOS]
         for index in range(request.params.n):

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wingbeat.batch import CommittedRows
 from wingbeat.kernels.rows_cpu import accept_rows
 from wingbeat.runtime.lanes import Lanes
 from wingbeat.spec.block import Block
-from wingbeat.spec.listen import CommittedRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ class Candidates:
     parents: Tensor  # [Bd, C] int64 candidate index (the root's is ignored)
     depths: Tensor  # [Bd, C] int64, root 0
     scores: Tensor  # [Bd, C] float32 cumulative estimated acceptance, root 1; no child above its parent
-    first_margin: Tensor  # [Bd] float32 confidence of the first draft: probability (greedy) or margin (sampled)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class Rule:
     nodes: int
 
     def __post_init__(self) -> None:
-        widest = 1 + self.topk + (self.depth - 1) * self.topk**2 if self.depth else 1
+        widest = _widest(self.depth, self.topk)
         checks = [
             ("depth", self.depth, 0 <= self.depth <= MAX_DEPTH, f"an integer from 0 to {MAX_DEPTH}"),
             ("topk", self.topk, 1 <= self.topk <= MAX_TOPK, f"an integer from 1 to {MAX_TOPK}"),
@@ -55,12 +55,25 @@ class Rule:
             return OFF
         return Rule(min(self.depth, max_nodes - 1), self.topk, max_nodes)
 
+    def shallower(self, max_depth: int) -> Rule:
+        """This rule with at most `max_depth` draft steps, and no more nodes than that many can give."""
+        if self.depth <= max_depth:
+            return self
+        if max_depth < 1:
+            return OFF
+        return Rule(max_depth, self.topk, min(self.nodes, _widest(max_depth, self.topk)))
+
     def __str__(self) -> str:
         if self.depth == 0:
             return "off"
         if self.topk == 1:
             return f"chain({self.depth})"
         return f"tree({self.depth},{self.topk},{self.nodes})"
+
+
+def _widest(depth: int, topk: int) -> int:
+    """Nodes of the whole tree: topk children of the root, then topk of each of the topk that go on."""
+    return 1 + topk + (depth - 1) * topk**2 if depth else 1
 
 
 OFF = Rule(0, 1, 1)

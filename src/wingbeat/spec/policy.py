@@ -1,10 +1,10 @@
 """Policies: pure functions from (load, acceptance, cost) to the rule of the next step.
 
-    off                       never
-    always[:PLAN]             PLAN whatever the load
-    threshold:N[:PLAN]        PLAN while at most N sequences run, else off
-    table:1-4=chain(3),5-=off by number of running sequences
-    auto                      the rule with the most expected committed tokens per second
+off                       never
+always[:PLAN]             PLAN whatever the load
+threshold:N[:PLAN]        PLAN while at most N sequences run, else off
+table:1-4=chain(3),5-=off by number of running sequences
+auto                      the rule with the most expected committed tokens per second
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ class LoadSnapshot:
     num_running: int
     """Sequences that hold a lane, prefilling ones included."""
     num_decode: int
-    num_waiting: int
     prefill_rows: int
     total_context: int
     """Tokens in pages of the decoding sequences."""
@@ -101,7 +100,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """Most expected committed tokens per second. No hysteresis: switching is free."""
+    """Most expected committed tokens per second in the long run. No hysteresis: switching is free.
+
+    The rate is that of steps that only decode. A step that also prefills takes the rule with the greatest
+    tokens - rate * seconds: the prefill's time is spent under every rule and must not make drafts look cheap (in a
+    step that only decodes, this is the rule with the greatest tokens / seconds).
+    """
 
     rules: tuple[Rule, ...] = AUTO_RULES
 
@@ -114,6 +118,9 @@ class Auto:
             return Decision(rule=OFF, reason="nothing decodes" if costs else "no cost table (no drafter)")
         rates = {rule: self._rate(rule, load, stats, costs) for rule in self.rules}
         best = max(self.rules, key=lambda rule: rates[rule])
+        if load.prefill_rows:
+            rate = rates[best]
+            best = max(self.rules, key=lambda rule: self._gain(rule, rate, load, stats, costs))
         return Decision(
             rule=best,
             predicted_tokens_per_s=rates[best],
@@ -123,15 +130,18 @@ class Auto:
 
     @staticmethod
     def _rate(rule: Rule, load: LoadSnapshot, stats: AcceptStats, costs: CostTable) -> float:
-        seconds = costs.predict(
-            load.num_decode, rule, prefill_rows=load.prefill_rows, total_context=load.total_context
-        )
+        """Tokens per second of a step without prefill."""
+        seconds = costs.predict(load.num_decode, rule, total_context=load.total_context)
         return load.num_decode * stats.expected_tokens(rule) / seconds
 
+    @staticmethod
+    def _gain(rule: Rule, rate: float, load: LoadSnapshot, stats: AcceptStats, costs: CostTable) -> float:
+        """Tokens of this step beyond those that its seconds give in the long run."""
+        seconds = costs.predict(load.num_decode, rule, prefill_rows=load.prefill_rows, total_context=load.total_context)
+        return load.num_decode * stats.expected_tokens(rule) - rate * seconds
 
-def _explain(
-    best: Rule, rates: dict[Rule, float], load: LoadSnapshot, costs: CostTable, stats: AcceptStats
-) -> str:
+
+def _explain(best: Rule, rates: dict[Rule, float], load: LoadSnapshot, costs: CostTable, stats: AcceptStats) -> str:
     """Why, in words, with the numbers believed."""
     off_seconds = costs.predict(load.num_decode, OFF, total_context=load.total_context)
     if best == OFF:

@@ -42,8 +42,10 @@ class _Level:
     cu_rows: Tensor  # [Bd+1] int32
     key_starts: Tensor  # [Bd] int32
     key_lens: Tensor  # [Bd] int32
-    scratch_slots: Tensor  # [Bd*k] int64
-    row_seq: Tensor  # [Bd*k] int64
+    scratch_slots: Tensor  # [Bd*w] int64
+    row_seq: Tensor  # [Bd*w] int64
+    depths: Tensor  # [Bd, w*K] int64, of the children
+    chain_index: Tensor  # [Bd, 1] int64: candidate index of the child of a chain
     all_masked: Tensor  # [Bd] bool: no sequence is causal
 
 
@@ -59,21 +61,10 @@ def _level(num_seqs: int, level: int, topk: int, depth: int) -> _Level:
         key_lens=torch.full((num_seqs,), first + rows, dtype=torch.int32),
         scratch_slots=slots.reshape(-1),
         row_seq=torch.arange(num_seqs).repeat_interleave(rows),
+        depths=torch.full((num_seqs, rows * topk), level),
+        chain_index=torch.full((num_seqs, 1), level),
         all_masked=torch.zeros(num_seqs, dtype=torch.bool),
     )
-
-
-def estimate(prob: Tensor, margin: Tensor, sampled: Tensor) -> Tensor:
-    """Estimated acceptance of each child, best first: [..., K] float32 in [0, 1].
-
-    Greedy: the draft probability. Sampled: from the margin to the next best perturbed score, because under shared noise
-    a guess's own probability hardly predicts agreement (DESIGN section 3); the best takes 1 - exp(-margin)/2 and each
-    further child the same share of what is left. `sampled` [..., 1] bool.
-    """
-    share = 1.0 - 0.5 * torch.exp(-margin.clamp(min=0.0, max=30.0))
-    left = torch.cumprod(1.0 - share, -1).roll(1, -1)
-    left[..., 0] = 1.0
-    return torch.where(sampled, share * left, prob)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,42 +85,46 @@ class _Children:
     tokens: Tensor  # [Bd, w*K] int64
     parents: Tensor  # [Bd, w*K] int64 candidate index
     scores: Tensor  # [Bd, w*K] float32
-    confidence: Tensor  # [Bd*w, K] float32: draft probability (greedy) or margin (sampled)
     hidden: Tensor  # [Bd*w, H] output of the speaking rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What all levels of one step share, gathered once."""
+
+    lanes: Tensor  # [Bd] int64
+    lens: Tensor  # [Bd] int32
+    page_table: Tensor  # [Bd, P] int32
 
 
 def propose(speaker: Speaker, lanes: Lanes, decode: Tensor, plan: StepPlan) -> Candidates:
     """Draft candidates of depth 1..plan.depth for lanes `decode` [Bd]; the lanes are not changed."""
+    context = _Context(decode, lanes.context_lens[decode], lanes.page_table[decode])
     root = roots(lanes, decode)[:, None]
     zero, one = torch.zeros_like(root), torch.ones(root.shape)
     seen = None if plan.topk == 1 else torch.ones(root.shape[0], 1, 1, dtype=torch.bool)
     frontier = _Frontier(root, lanes.feature[decode], one, zero, seen)
     tokens, parents, depths, scores, count = [root], [zero], [zero], [one], 1
-    confidence: Tensor | None = None
     for depth in range(1, plan.depth + 1):
-        children = _speak(speaker, lanes, decode, plan, depth, frontier)
-        confidence = children.confidence[:, 0] if confidence is None else confidence
+        level = _level(root.shape[0], depth, plan.topk, plan.depth)
+        children = _speak(speaker, lanes, context, plan.topk, depth, level, frontier)
         tokens.append(children.tokens)
         parents.append(children.parents)
-        depths.append(torch.full_like(children.tokens, depth))
+        depths.append(level.depths)
         scores.append(children.scores)
         if depth < plan.depth:
-            frontier = _advance(frontier, children, plan.topk, count)
+            advance = _advance_chain if plan.topk == 1 else _advance_tree
+            frontier = advance(frontier, children, level, count)
         count += children.tokens.shape[1]
-    assert confidence is not None
-    return Candidates(
-        torch.cat(tokens, 1), torch.cat(parents, 1), torch.cat(depths, 1), torch.cat(scores, 1), confidence
-    )
+    return Candidates(torch.cat(tokens, 1), torch.cat(parents, 1), torch.cat(depths, 1), torch.cat(scores, 1))
 
 
 def _speak(
-    speaker: Speaker, lanes: Lanes, decode: Tensor, plan: StepPlan, depth: int, frontier: _Frontier
+    speaker: Speaker, lanes: Lanes, context: _Context, topk: int, depth: int, level: _Level, frontier: _Frontier
 ) -> _Children:
     """One drafter forward over the frontier."""
     num_seqs, width = frontier.tokens.shape
-    level = _level(num_seqs, depth, plan.topk, plan.depth)
-    context = lanes.context_lens[decode]
-    own_position = context.long()[level.row_seq] + (depth - 1)
+    own_position = context.lens.long()[level.row_seq] + (depth - 1)
     batch = ForwardBatch(
         input_ids=frontier.tokens.reshape(-1),
         positions=own_position - 1,
@@ -137,35 +132,34 @@ def _speak(
         key_starts=level.key_starts,
         key_lens=level.key_lens,
         scratch_slots=level.scratch_slots,
-        context_lens=context,
-        page_table=lanes.page_table[decode],
+        context_lens=context.lens,
+        page_table=context.page_table,
         page_size=speaker.page_size,
         context_start=1,
         causal=None if frontier.seen is None else level.all_masked,
         mask=None if frontier.seen is None else frontier.seen.reshape(num_seqs * width, -1),
     )
     logits, hidden = speaker.drafter.forward(frontier.hidden, batch, speaker.pool)
-    row_lanes = decode[level.row_seq]
-    ids, prob, margin = speaker.sampler.propose_topk(
-        logits, speaker.drafter.target_ids, lanes.sampling, row_lanes.int(), own_position + 1, plan.topk
+    ids, chance = speaker.sampler.propose_topk(
+        logits, speaker.drafter.target_ids, lanes.sampling, context.lanes[level.row_seq], own_position + 1, topk
     )
-    sampled = (lanes.sampling.temperature[row_lanes] > 0)[:, None]
-    chance = estimate(prob, margin, sampled).view(num_seqs, width, plan.topk)
     return _Children(
         tokens=ids.view(num_seqs, -1),
-        parents=frontier.index.repeat_interleave(plan.topk, 1),
-        scores=(frontier.scores[:, :, None] * chance).view(num_seqs, -1),
-        confidence=torch.where(sampled, margin, prob),
+        parents=frontier.index.repeat_interleave(topk, 1),
+        scores=(frontier.scores[:, :, None] * chance.view(num_seqs, width, topk)).view(num_seqs, -1),
         hidden=hidden,
     )
 
 
-def _advance(frontier: _Frontier, children: _Children, topk: int, count: int) -> _Frontier:
-    """The next frontier: the topk children with the best cumulative score. `count` candidates came before them."""
+def _advance_chain(frontier: _Frontier, children: _Children, level: _Level, count: int) -> _Frontier:
+    """The only child goes on."""
+    return _Frontier(children.tokens, children.hidden, children.scores, level.chain_index, None)
+
+
+def _advance_tree(frontier: _Frontier, children: _Children, level: _Level, count: int) -> _Frontier:
+    """The topk children with the best cumulative score go on. `count` candidates came before them."""
     num_seqs, width = frontier.tokens.shape
-    if topk == 1:
-        index = torch.full_like(children.tokens, count)
-        return _Frontier(children.tokens, children.hidden, children.scores, index, None)
+    topk = children.tokens.shape[1] // width
     best = children.scores.sort(dim=1, descending=True, stable=True).indices[:, :topk]  # [Bd, K]
     source = best // topk  # [Bd, K] frontier node each one hangs from
     rows = (torch.arange(num_seqs)[:, None] * width + source).reshape(-1)
@@ -182,15 +176,18 @@ def _advance(frontier: _Frontier, children: _Children, topk: int, count: int) ->
 
 
 def keep_best(candidates: Candidates, nodes: int, depth_caps: Tensor | None = None) -> Tensor:
-    """Which candidates get rows: [Bd, C] bool, the root and the `nodes`-1 best of each sequence, closed under ancestors.
+    """Which candidates get rows: [Bd, C] bool, root and `nodes`-1 best of each sequence, closed under ancestors.
 
     Order: score, then shallower, then index; candidates stand level by level and a child never scores above its parent,
     so a stable sort keeps every parent before its children. `depth_caps` [Bd]: deepest draft a request allows.
     """
     scores = candidates.scores
-    order = scores.sort(dim=1, descending=True, stable=True).indices
-    keep = torch.zeros(scores.shape, dtype=torch.bool)
-    keep.scatter_(1, order[:, :nodes], True)
+    if nodes >= scores.shape[1]:
+        keep = torch.ones(scores.shape, dtype=torch.bool)
+    else:
+        order = scores.sort(dim=1, descending=True, stable=True).indices
+        keep = torch.zeros(scores.shape, dtype=torch.bool)
+        keep.scatter_(1, order[:, :nodes], True)
     if depth_caps is not None:
         keep &= candidates.depths <= depth_caps[:, None]
     return keep

@@ -9,10 +9,11 @@ from wingbeat.spec.policy import Always, Auto, LoadSnapshot, Table, Threshold, p
 from wingbeat.spec.stats import AcceptStats, Observation
 
 
-def load(num_running: int) -> LoadSnapshot:
+def load(num_running: int, prefill_rows: int = 0) -> LoadSnapshot:
     return LoadSnapshot(
-        num_running=num_running, num_decode=num_running, num_waiting=0, prefill_rows=0, total_context=100 * num_running
-    )
+        num_running=num_running, num_decode=num_running, prefill_rows=prefill_rows,
+        total_context=100 * num_running,
+    )  # fmt: skip
 
 
 def costs(knee: int) -> CostTable:
@@ -71,6 +72,13 @@ def test_auto_speculates_while_rows_are_free_and_stops_when_they_cost() -> None:
     assert Auto().choose(load(1), good, costs(64)).rule.depth >= 4
     assert Auto().choose(load(60), good, costs(64)).rule == OFF
     assert Auto().choose(load(1), stats(8, 0), costs(64)).rule == OFF
+
+
+def test_auto_does_not_draft_deeper_because_a_prefill_makes_the_step_long() -> None:
+    """Tokens / seconds of the step itself would say chain(8)."""
+    unseen = AcceptStats()
+    assert Auto().choose(load(1), unseen, costs(2)).rule == chain(2)
+    assert Auto().choose(load(1, prefill_rows=2000), unseen, costs(2)).rule == chain(2)
 
 
 def test_auto_follows_what_serving_teaches_about_cost() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,19 +28,32 @@ OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"(\n[ ]{0,16}|[ ]{0,2})"}
 
 
 class GrammarCompiler:
-    """Compiles schemas for one tokenizer; the last ones are kept."""
+    """Compiles schemas for one tokenizer; the last ones are kept. Any thread may call it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._backend: LLTokenizer | None = None
         self._compiled: OrderedDict[str, Grammar] = OrderedDict()
+        self._cache_lock, self._backend_lock = Lock(), Lock()
+
+    def prepare(self) -> None:
+        """Reads the vocabulary, which the first schema would otherwise wait for: 0.2 s that hold the interpreter's
+        lock, so that no other thread would run either."""
+        if self._tokenizer.eos_token_ids:
+            self._library_tokenizer()
 
     def compile(self, json_schema: str) -> Grammar:
-        """The grammar of a JSON schema ('{}' is any JSON object). RequestError naming what is not supported."""
-        found = self._compiled.pop(json_schema, None) or self._compile(json_schema)
-        self._compiled[json_schema] = found
-        if len(self._compiled) > MAX_CACHED:
-            self._compiled.popitem(last=False)
+        """The grammar of a JSON schema ('{}' is any JSON object). RequestError naming what is not supported.
+
+        A new schema takes a few milliseconds, in which other threads run; one of the last 64 takes none.
+        """
+        with self._cache_lock:
+            found = self._compiled.pop(json_schema, None)
+        found = found or self._compile(json_schema)
+        with self._cache_lock:
+            self._compiled[json_schema] = found
+            if len(self._compiled) > MAX_CACHED:
+                self._compiled.popitem(last=False)
         return found
 
     def _compile(self, json_schema: str) -> Grammar:
@@ -51,18 +65,20 @@ class GrammarCompiler:
         return Grammar(start, self._tokenizer)
 
     def _library_tokenizer(self) -> LLTokenizer:
-        if self._backend is None:
-            from llguidance import LLTokenizer
+        with self._backend_lock:
+            if self._backend is None:
+                self._backend = self._read_vocabulary()
+            return self._backend
 
-            eos = list(self._tokenizer.eos_token_ids)
-            if not eos:
-                raise RequestError(
-                    "response_format", "json_schema", "only a model with an end-of-sequence token can be constrained"
-                )
-            self._backend = LLTokenizer(
-                self._tokenizer.backend.to_str(), n_vocab=self._tokenizer.vocab_size, eos_token=eos
+    def _read_vocabulary(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        eos = list(self._tokenizer.eos_token_ids)
+        if not eos:
+            raise RequestError(
+                "response_format", "json_schema", "only a model with an end-of-sequence token can be constrained"
             )
-        return self._backend
+        return LLTokenizer(self._tokenizer.backend.to_str(), n_vocab=self._tokenizer.vocab_size, eos_token=eos)
 
 
 class Grammar:

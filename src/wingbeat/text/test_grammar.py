@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from wingbeat.errors import RequestError
-from wingbeat.text.grammar import GrammarCompiler, Matcher
+from wingbeat.text.grammar import MAX_CACHED, GrammarCompiler, Matcher
 from wingbeat.text.test_detokenize import EOS, TOKENIZER
 
 SCHEMA = json.dumps(
@@ -91,6 +92,26 @@ def test_following_the_mask_gives_valid_json() -> None:
         found.advance([token])
         text += TOKENIZER.token_bytes(token)
     assert json.loads(text)["a"] in ("x", "yy")
+
+
+def test_threads_may_compile_at_once() -> None:
+    """More schemas than are kept, from many threads: every one comes out right, and the last ones are found again."""
+    compiler = GrammarCompiler(TOKENIZER)
+    compiler.prepare()
+    schemas = [json.dumps({"enum": [f"{i:03d}"]}) for i in range(MAX_CACHED + 16)] * 3
+
+    def first_digits(schema: str) -> str:
+        found = compiler.compile(schema).matcher()
+        text = ""
+        for _ in range(5):
+            (text,) = (text + token for token in allowed(found, text))
+        return text
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(first_digits, schemas)) == [json.loads(schema)["enum"][0].join('""') for schema in schemas]
+    assert len(compiler._compiled) == MAX_CACHED
+    kept = next(reversed(compiler._compiled))
+    assert compiler.compile(kept) is compiler.compile(kept)
 
 
 @pytest.mark.parametrize("schema", ["{", "[1]", '{"type": "objec"}', '{"type": "string", "format": "zzz"}'])

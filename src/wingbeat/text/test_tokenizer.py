@@ -70,6 +70,17 @@ def test_encode_and_decode(tokenizer: Tokenizer) -> None:
 
 
 @given(st.text())
+def test_no_text_has_fewer_tokens_than_said(text: str) -> None:
+    tokenizer = Tokenizer(byte_level(), special_tokens={})
+    assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=False))
+
+
+def test_fewest_tokens_grows_with_the_text(tokenizer: Tokenizer) -> None:
+    longest = len("<think>")
+    assert tokenizer.fewest_tokens("<think>" * 50) == 50 and tokenizer.fewest_tokens("x" * (longest - 1)) == 0
+
+
+@given(st.text())
 def test_token_bytes_make_up_the_text(text: str) -> None:
     tokenizer = Tokenizer(byte_level(), special_tokens={})
     ids = tokenizer.encode(text, add_special_tokens=False)

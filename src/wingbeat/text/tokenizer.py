@@ -38,6 +38,7 @@ class Tokenizer:
         self.eos_token_ids = _merged(eos_token_ids, self._named_id("eos_token"))
         self._added_texts = {token_id: token.content for token_id, token in added.items()}
         self._byte_level = _is_byte_level(backend)
+        self._longest_token = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
 
     @staticmethod
     def for_model(directory: str | Path) -> Tokenizer:
@@ -55,6 +56,11 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids; `add_special_tokens` adds what the model wants around a plain prompt (a BOS, say)."""
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound of the text's length in tokens, known without reading it; 0 where tokens may stand for any
+        number of characters (an unknown-token, say)."""
+        return len(text) // self._longest_token if self._byte_level else 0
 
     def decode(self, token_ids: list[int] | tuple[int, ...], *, skip_special_tokens: bool = True) -> str:
         """The text of a token sequence; bytes that form no character yet come out as U+FFFD."""

@@ -111,7 +111,14 @@ def summary_json(run: Run, judgement: Judgement, content: Content) -> str:
             for arm in judgement.arms
             for domain, found in arm.crossovers.items()
         ],
-        "auto": None if auto is None else {"pooled": asdict(auto.pooled), "failed_cells": auto.failed_cells},
+        "auto": None
+        if auto is None
+        else {
+            "pooled": asdict(auto.pooled),
+            "bound": auto.bound,
+            "held": auto.held,
+            "failed_cells": auto.failed_cells,
+        },
         "acceptance": [asdict(row) for row in acceptance(run)],
         "time": [{"arm": s.arm, "concurrency": s.concurrency, **dict(s.shares)} for s in time_splits(run)],
         "fingerprint": run.record.fingerprint.dimensions,
