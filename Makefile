@@ -6,7 +6,8 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -qq --disable-pip-version-check
 STAMP := $(VENV)/.wingbeat-ready
-PYTEST := $(PY) -m pytest
+# Side by side, one process per core; a thread beyond the cores must not spin while it waits.
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -59,7 +60,7 @@ types: venv ## strict type check only
 
 layers: venv ## who may import whom
 	@$(VENV)/bin/lint-imports
-	@$(PYTEST) -q tests/test_layers.py
+	@$(PY) -m pytest -q tests/test_layers.py
 
 mutants: venv ## plant each listed fault in a copy of the tree; some test must fail for each
 	@$(PY) tests/mutants/mutate.py $(ARGS)

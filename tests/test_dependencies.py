@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-TOOLS = {"import-linter": "lint-imports", "mypy": "-m mypy", "ruff": "-m ruff"}
+TOOLS = {"import-linter": "lint-imports", "mypy": "-m mypy", "pytest-xdist": "-n auto", "ruff": "-m ruff"}
 
 
 def declared() -> list[str]:

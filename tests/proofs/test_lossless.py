@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from rig import PLANS, engine, prompts, run, run_with_logprobs
 
+from wingbeat.engine import build
 from wingbeat.engine.engine import Engine
 from wingbeat.spec.plan import OFF, Rule, chain, tree
 from wingbeat.types import Request, SamplingParams
@@ -79,12 +80,20 @@ def test_choices_of_one_request_differ(plain_sampled) -> None:
     assert len({tuple(plain_sampled["r1", choice]) for choice in range(3)}) == 3
 
 
+@pytest.fixture
+def no_spare_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts and requests press on the same pages, so that requests are preempted in both loops."""
+    monkeypatch.setattr(build, "SPARE_SLOTS", 0)
+
+
+@pytest.mark.usefixtures("no_spare_pages")
 @pytest.mark.parametrize("loop", ["plain", "overlapped"])
 @pytest.mark.parametrize("seed", range(3))
 def test_random_plans_with_arrivals_preemption_and_prefix_hits(loop: str, seed: int) -> None:
     check_under_pressure("random", loop, seed)
 
 
+@pytest.mark.usefixtures("no_spare_pages")
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_one_plan_with_arrivals_preemption_and_prefix_hits(plan: Rule) -> None:
     check_under_pressure(plan, "overlapped", seed=0)
@@ -92,7 +101,7 @@ def test_one_plan_with_arrivals_preemption_and_prefix_hits(plan: Rule) -> None:
 
 def check_under_pressure(plan: Rule | str, loop: str, seed: int) -> None:
     """A small pool (preemption), requests that arrive mid-run, and prompts that share prefixes."""
-    base = prompts(4, seed=seed, longest=50)
+    base = prompts(4, seed=seed, longest=40)
     texts = [*base, *(text[: len(text) * 3 // 4] + (9,) for text in base), *base]
     params = [SAMPLED[i % len(SAMPLED)] for i in range(len(texts))]
     with engine(drafter=False, lanes=16) as built:

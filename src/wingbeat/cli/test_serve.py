@@ -93,7 +93,7 @@ def test_a_missing_model_is_an_error_not_a_traceback(tmp_path: Path, capsys: pyt
         (["--speculative-disable-batch-threshold", "few"], "few"),
         (["--policy", "always"], "policy='always' is not valid: it needs a drafter"),
         (["--speculative-disable-batch-threshold", "4"], "it needs a drafter"),
-        (["--speculative-model", "nowhere"], "nowhere"),
+        (["--speculative-model", "nowhere"], "speculative_model='nowhere' is not valid"),
         (["--speculative-model", "default"], "this drafter was made for another model"),
         (["--max-model-len", "257"], "max_model_len=257 is not valid: at most the model's 256"),
         (["--kv-cache-memory-bytes", "10"], "kv_cache_memory_bytes=10 is not valid"),

@@ -12,7 +12,7 @@ from wingbeat.cache.pool import KVPool
 from wingbeat.engine.calibrate import calibrate, warm_up
 from wingbeat.engine.config import EngineConfig
 from wingbeat.engine.step import Stepper
-from wingbeat.errors import ConfigError
+from wingbeat.errors import CheckpointError, ConfigError
 from wingbeat.kernels.sampling import sampler_for
 from wingbeat.models.eagle3_config import fit_to_target, read_draft_config
 from wingbeat.models.fields import read_json
@@ -48,8 +48,17 @@ def check_models(config: EngineConfig, directory: Path, dtype: torch.dtype) -> N
     info = read_config(directory).info(dtype=dtype, digest="")
     count_pages(config, info, context_limit(config, info))
     if config.drafter_name is not None:
-        fit_to_target(read_draft_config(read_json(resolve_drafter(config.drafter_name) / "config.json")), info)
+        fit_to_target(read_draft_config(read_json(find_drafter(config.drafter_name) / "config.json")), info)
     first_policy(config, has_drafter=config.drafter_name is not None)
+
+
+def find_drafter(name: str) -> Path:
+    """The drafter's directory. Raises ConfigError under the name of the setting that named it."""
+    try:
+        return resolve_drafter(name)
+    except CheckpointError:
+        allowed = "a directory with an EAGLE-3 drafter, 'default' (the one shipped, for smollm2), 'none' or 'auto'"
+        raise ConfigError("speculative_model", name, allowed) from None
 
 
 def first_policy(config: EngineConfig, *, has_drafter: bool) -> Policy:
@@ -149,7 +158,11 @@ def _pool(info: ModelInfo, num_layers: int, num_slots: int, num_scratch_rows: in
 
 
 def measure_costs(config: EngineConfig, stepper: Stepper, num_pages: int, tell: Tell) -> CostTable | None:
-    """Runs every path once, and times them where there is something to decide (None without a drafter)."""
+    """Runs every path once, and times them where there is something to decide (None without a drafter).
+
+    Whatever the first policy is: set_policy("auto") may come while sequences run, and timing then would overwrite their
+    lanes and pages, and the prefixes kept for reuse.
+    """
     tell("compiling kernels (half a minute the first time on this machine)")
     warm_up(stepper, num_pages=num_pages, page_size=config.block_size)
     if not stepper.has_drafter:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from wingbeat.errors import ConfigError
@@ -43,6 +44,10 @@ class Decision:
     predicted_tokens_per_s: float | None = None
     predicted_off_tokens_per_s: float | None = None
     reason: str = ""
+
+
+Range = tuple[int, int | None, Rule]
+"""From the first number of sequences to the second (None: any more), this rule."""
 
 
 class Policy(Protocol):
@@ -83,18 +88,18 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Inclusive ranges of running sequences; outside all of them: off."""
+    """Inclusive ranges of running sequences, no two with a number in common; outside all of them: off."""
 
-    ranges: tuple[tuple[int, int | None, Rule], ...]
+    ranges: tuple[Range, ...]
 
     @property
     def spec(self) -> str:
-        return "table:" + ",".join(f"{low}-{'' if high is None else high}={rule}" for low, high, rule in self.ranges)
+        return "table:" + ",".join(f"{_span(low, high)}={rule}" for low, high, rule in self.ranges)
 
     def choose(self, load: LoadSnapshot, stats: AcceptStats, costs: CostTable | None) -> Decision:
         for low, high, rule in self.ranges:
             if low <= load.num_running and (high is None or load.num_running <= high):
-                return Decision(rule=rule, reason=f"{load.num_running} sequences run, in {low}-{high or ''}")
+                return Decision(rule=rule, reason=f"{load.num_running} sequences run, in {_span(low, high)}")
         return Decision(rule=OFF, reason=f"{load.num_running} sequences run, in no range")
 
 
@@ -143,18 +148,13 @@ class Auto:
 
 def _explain(best: Rule, rates: dict[Rule, float], load: LoadSnapshot, costs: CostTable, stats: AcceptStats) -> str:
     """Why, in words, with the numbers believed."""
+    other = best if best != OFF else max((rule for rule in rates if rule != OFF), key=lambda rule: rates[rule])
     off_seconds = costs.predict(load.num_decode, OFF, total_context=load.total_context)
-    if best == OFF:
-        other = max((rule for rule in rates if rule != OFF), key=lambda rule: rates[rule])
-        seconds = costs.predict(load.num_decode, other, total_context=load.total_context)
-        return (
-            f"off: at {load.num_decode} sequences {other} would take {seconds / off_seconds:.2f}x the step for "
-            f"{stats.expected_tokens(other):.2f}x the tokens"
-        )
-    seconds = costs.predict(load.num_decode, best, total_context=load.total_context)
+    seconds = costs.predict(load.num_decode, other, total_context=load.total_context)
+    subject = "it takes" if other == best else f"{other} would take"
     return (
-        f"{best}: at {load.num_decode} sequences it takes {seconds / off_seconds:.2f}x the step for "
-        f"{stats.expected_tokens(best):.2f}x the tokens"
+        f"{best}: at {load.num_decode} sequences {subject} {seconds / off_seconds:.2f}x the step for "
+        f"{stats.expected_tokens(other):.2f}x the tokens"
     )
 
 
@@ -173,7 +173,7 @@ def parse_policy(text: str, default: Rule) -> Policy:
     if name == "threshold" and (found := re.fullmatch(r"(\d+)(?::(.+))?", rest)):
         return Threshold(int(found[1]), parse_rule(found[2]) if found[2] else default)
     if name == "table" and rest:
-        return Table(tuple(_parse_range(text, part) for part in _split_ranges(rest)))
+        return Table(_apart(text, [_parse_range(text, part) for part in _split_ranges(rest)]))
     raise ConfigError("policy", text, f"expected one of {POLICIES}")
 
 
@@ -182,7 +182,21 @@ def _split_ranges(text: str) -> Sequence[str]:
     return re.split(r",(?![^(]*\))", text)
 
 
-def _parse_range(text: str, part: str) -> tuple[int, int | None, Rule]:
+def _apart(text: str, ranges: list[Range]) -> tuple[Range, ...]:
+    """The ranges as they stand. Raises ConfigError when two have a number in common: which one wins is not guessed."""
+    by_start = sorted(ranges, key=lambda each: each[0])
+    for (low, high, _), (next_low, next_high, _) in pairwise(by_start):
+        if high is None or next_low <= high:
+            both = f"{_span(low, high)} and {_span(next_low, next_high)}"
+            raise ConfigError("policy", text, f"table ranges {both} overlap; each number of sequences once")
+    return tuple(ranges)
+
+
+def _span(low: int, high: int | None) -> str:
+    return f"{low}-{'' if high is None else high}"
+
+
+def _parse_range(text: str, part: str) -> Range:
     found = re.fullmatch(r"\s*(\d+)-(\d*)=(.+)", part)
     if found is None or (found[2] and int(found[2]) < int(found[1])):
         raise ConfigError("policy", text, f"table range {part!r}: expected LO-HI=PLAN or LO-=PLAN, e.g. 1-4=chain(3)")

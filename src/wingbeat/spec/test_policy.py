@@ -54,6 +54,13 @@ def test_unknown_policies_name_the_allowed_ones(text: str) -> None:
         parse_policy(text, chain(3))
 
 
+@pytest.mark.parametrize("ranges", ["1-4=chain(3),3-8=off", "5-=off,1-6=chain(1)", "1-=off,9-9=chain(2)"])
+def test_ranges_of_a_table_that_overlap_are_named(ranges: str) -> None:
+    spans = sorted(part.split("=")[0] for part in ranges.split(","))
+    with pytest.raises(ConfigError, match=f"{spans[0]} and {spans[1]} overlap"):
+        parse_policy(f"table:{ranges}", chain(3))
+
+
 def test_defaults_fill_the_plan() -> None:
     assert parse_policy("always", chain(2)) == Always(chain(2))
     assert parse_policy("threshold:4", tree(3, 2, 8)) == Threshold(4, tree(3, 2, 8))

@@ -1,4 +1,7 @@
-"""Fixtures of the parity tests: one thread, so that sums come out the same way twice."""
+"""Fixtures of the parity tests and the proofs: one thread, so that sums come out the same way twice.
+
+And so that test processes side by side do not wait for one another: small models gain nothing from threads.
+"""
 
 from __future__ import annotations
 
